@@ -1,0 +1,14 @@
+"""Compile for a GPU that is described, not present.
+
+Each request runs in a process of its own (`graft.lab.worker`): Inductor caches what it asks a device
+for the life of a process, and Triton's active driver is global.
+
+`devices`   the GPUs that can be described
+`fakegpu`   makes torch and Triton answer for one of them
+`capture`   a function or a training step -> the graphs that Inductor is given
+`compile`   a graph -> the wrapper and kernels that Inductor generates
+`assemble`  a kernel -> registers, spills, shared memory, occupancy
+`worker`    one request, one process
+
+What runs here imports torch, triton, numpy and the standard library only.
+"""
