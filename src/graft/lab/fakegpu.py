@@ -14,8 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from graft.errors import GraftError
+from graft.lab import attention, gradients
 from graft.lab.devices import (
     KIB,
     MAX_THREADS_PER_BLOCK,
@@ -56,6 +58,9 @@ def install(device: Device) -> None:
             next="CUDA_VISIBLE_DEVICES= graft explain",
         )
     _describe_to_torch(device)
+    _describe_to_autograd()
+    attention.describe(device)
+    _fold_constants_on_the_host()
     _describe_to_triton(device)
     _installed = device
 
@@ -86,9 +91,9 @@ def _properties(device: Device) -> SimpleNamespace:
 
 
 def _describe_to_torch(device: Device) -> None:
-    import torch._subclasses.fake_tensor as fake_tensor
     import torch._utils_internal
     from torch._dynamo import device_interface
+    from torch._subclasses import fake_tensor
 
     # Without a driver the CUDA device guard raises; this puts one in its place that does nothing.
     # Autograd asks it for the stream of every tensor that requires a gradient.
@@ -139,9 +144,57 @@ def _describe_to_torch(device: Device) -> None:
     torch._C._cuda_getCurrentRawStream = lambda device: 0
     # Allocates on the device so that C++ autograd finds a context; there is none to find.
     fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]
+    # Otherwise `torch.tensor(..., device="cuda")` is made on the device before it is made fake.
+    fake_tensor.FakeTensorMode.avoid_device_init = True  # type: ignore[assignment,method-assign]
     # Inductor reads the clock from nvidia-smi to judge whether padding a matrix product pays.
     torch._utils_internal.max_clock_rate = lambda: device.sm_clock_mhz
     _forget_earlier_answers()
+
+
+def _describe_to_autograd() -> None:
+    real_grad = torch.autograd.grad
+
+    def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> Any:
+        tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        if not any(tensor.is_cuda for tensor in tensors):
+            return real_grad(outputs, inputs, grad_outputs, **options)
+        return gradients.grad(
+            tensors,
+            [inputs] if isinstance(inputs, torch.Tensor) else list(inputs),
+            [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else grad_outputs,
+            allow_unused=bool(options.get("allow_unused")),
+        )
+
+    torch.autograd.grad = grad  # type: ignore[assignment]
+
+
+class _OnHost(TorchDispatchMode):
+    """Real tensors that are asked for on the described GPU are made on the CPU."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def host(value: Any) -> Any:
+            is_gpu = isinstance(value, torch.device) and value.type == "cuda"
+            return torch.device("cpu") if is_gpu else value
+
+        return func(*map(host, args), **{k: host(v) for k, v in (kwargs or {}).items()})
+
+
+def _fold_constants_on_the_host() -> None:
+    """Inductor folds uniform constants with real one-element tensors; only their value is used."""
+    from torch._inductor.fx_passes import joint_graph
+
+    class HostConstantFolder(joint_graph.UniformValueConstantFolder):
+        def _add_peephole_patterns(self) -> None:
+            with _OnHost():
+                super()._add_peephole_patterns()
+
+        def run(self) -> Any:  # type: ignore[override]
+            with _OnHost():
+                return super().run()
+
+    joint_graph.UniformValueConstantFolder = HostConstantFolder  # type: ignore[misc]
 
 
 def _forget_earlier_answers() -> None:
