@@ -18,6 +18,7 @@ Importing this module needs `TRITON_INTERPRET=1` in the environment before Trito
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -408,12 +409,20 @@ def _equal_blocks(self: Any, other: Any) -> bool:
     return _block_eq(self, other)
 
 
+_np_dtype_of_scalar = functools.cache(interpreter._get_np_dtype)
+
+
+def _np_dtype(type_: Any) -> np.dtype[Any]:
+    return _np_dtype_of_scalar(type_.scalar)
+
+
 def _make_types_cheap() -> None:
     """Most of what the interpreter does is to make and compare the types of its values."""
     tl.block_type.__init__ = _init_block_type
     tl.block_type.__eq__ = _equal_blocks
     tl.dtype.__eq__ = lambda self, other: self is other or _dtype_eq(self, other)
     tl.tensor.__init__ = _init_tensor
+    interpreter._get_np_dtype = _np_dtype
 
 
 def _stand_in(name: str, semantic: TritonSemantic) -> Callable[..., Any]:
