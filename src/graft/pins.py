@@ -61,8 +61,8 @@ def render(pin: Pin) -> str:
         f'version = "{pin.version}"',
         f'commit = "{pin.commit}"',
         "",
-        "# Git blob ids of the files that the stack touches or builds on. A base whose file differs",
-        "# is refused, by name.",
+        "# Git blob ids of the files that the stack touches or builds on.",
+        "# A base whose file differs is refused, by name.",
         "[files]",
     ]
     lines += [f'"{path}" = "{blob}"' for path, blob in sorted(pin.files.items())]

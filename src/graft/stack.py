@@ -240,43 +240,32 @@ class Stack:
         return files_hash(self.tree_files)
 
     def check(self) -> None:
-        """Raise GraftError unless the patches fit together and the pin knows what they touch.
+        """Raise GraftError unless each patch is well formed and the pin knows what it touches.
 
-        Each patch must start from the blob that the pin or an earlier patch left.
+        Whether the patches apply is for `graft.tree` to find out: it has the files.
         """
-        state: dict[str, str] = {}
+        known = set(self.pin.files)
         for patch in self.patches:
             patch.check()
             for change in patch.files:
-                self._check_change(patch, change, state)
-                state[change.path] = change.new_blob
+                self._check_change(patch, change, known)
+                known.add(change.path)
 
-    def _check_change(self, patch: Patch, change: FileChange, state: Mapping[str, str]) -> None:
-        if change.path in state:
-            before, by = state[change.path], "the patches before it leave"
-        elif change.path in self.pin.files:
-            before, by = self.pin.files[change.path], f"{self.pin.name} has"
-        elif change.is_new:
+    def _check_change(self, patch: Patch, change: FileChange, known: set[str]) -> None:
+        if change.path in known:
+            return
+        if change.is_new:
             if not change.path.startswith(tuple(COPIES)):
                 raise GraftError(
                     f"{patch.name} makes {change.path}; new files belong under "
                     f"{' or '.join(COPIES)}",
                     "graft edit, move it, then graft refresh",
                 )
-            return
         elif change.in_tree:
             raise GraftError(
                 f"{patch.name} changes {change.path}, which pins/{self.pin.name}.toml does not "
                 "list, so that a base that differs there would go unseen",
                 "graft refresh (it adds the file's blob id to the pin)",
-            )
-        else:
-            return  # an existing upstream test: checkouts have it, wheels do not
-        if change.old_blob != before:
-            raise GraftError(
-                f"{patch.name} is made for {change.path} with blob {change.old_blob[:12]}, and "
-                f"{by} {before[:12]}",
-                "graft edit, then graft refresh; or mend the order in the series",
             )
 
 

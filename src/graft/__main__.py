@@ -1,0 +1,5 @@
+"""``python -m graft``: the commands."""
+
+from graft.cli import main
+
+main()

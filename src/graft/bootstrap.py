@@ -1,0 +1,280 @@
+"""What ./build.sh does: a base, a patched tree of it, and what the stack changed. And its tests.
+
+Standard library and git alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from graft import bases, caches, machine, pins, requirements, source, stack, tree
+from graft.bases import Base
+from graft.errors import GraftError, UsageError
+from graft.pins import ROOT, Pin
+
+VENV = ROOT / ".venv"
+STAMP = "graft-venv.json"
+"""In .venv once everything is installed in it; without it an install was interrupted."""
+
+INSTALL_BYTES = 8 * 2**30
+"""torch with its CUDA libraries and the tools take 5 GB, and pip unpacks aside first."""
+
+SHOWN_CASE = "scaled_residual"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, next="./build.sh --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of ./build.sh."""
+    made = _Parser(
+        prog="./build.sh",
+        description="Make build/, an environment with the patched torch; 'test' runs the tests.",
+        epilog="./build.sh test [tox arguments]: the tests, through tox where the base has it.",
+    )
+    add = made.add_argument
+    add("--python", metavar="PY", help="make .venv of it; with --offline, use the torch it has")
+    add("--offline", action="store_true", help="download nothing")
+    add("--wheels", metavar="DIR", type=Path, help="wheels of what the base lacks, for the tree")
+    add("--prefix", metavar="DIR", type=Path, default=ROOT / "build", help="instead of build/")
+    add("--pin", metavar="NAME", default=pins.DEFAULT_PIN, help=f"default {pins.DEFAULT_PIN}")
+    add("--source", metavar="CHECKOUT", type=Path, help="take Python files of a PyTorch checkout")
+    add("--compile", action="store_true", help="with --source: PyTorch's own build, patched")
+    add("--no-explain", action="store_true", help="do not end with graft explain")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ./build.sh with these arguments. Returns the exit code; prints errors itself."""
+    try:
+        if argv[:1] == ["test"]:
+            return test(argv[1:])
+        return build(parser().parse_args(argv))
+    except GraftError as wrong:
+        print(wrong.report(), file=sys.stderr)
+        return wrong.code
+    except KeyboardInterrupt:
+        return 130
+
+
+def say(text: str) -> None:
+    """Print a line now, so that it stands before what other processes print."""
+    print(text, flush=True)
+
+
+# --- build ---------------------------------------------------------------------------------------
+
+
+def build(options: argparse.Namespace) -> int:
+    """Make the tree that `options` ask for, and show what its stack changes."""
+    began = time.monotonic()
+    if options.compile and not options.source:
+        raise UsageError(
+            "--compile needs the checkout to build", next="./build.sh --source CHECKOUT --compile"
+        )
+    if options.wheels and not options.wheels.is_dir():
+        raise UsageError(f"there is no folder {options.wheels}", next="./build.sh --wheels DIR")
+    pin = pins.load(options.pin)
+    series = stack.load(pin)
+    if pin.name == pins.DEFAULT_PIN:
+        stack.check_copies(series)
+    base = choose_base(options, pin)
+    say(f"base   {base.describe()}")
+    say(f"stack  {pin.name}, {_count(len(series.patches), 'patch')}, {series.hash[:12]}")
+    if options.compile:
+        prefix = source.compile_into(base, series, options.source.resolve(), options.prefix)
+        say(f"tree   {prefix}: built by PyTorch's own build")
+        return 0
+    if options.source:
+        base = base.with_source(options.source.resolve())
+        source.check(options.source.resolve(), pin)
+    if tree.is_current(options.prefix, base, series, options.wheels):
+        say(f"tree   {options.prefix}: up to date and verified; nothing to do")
+        return 0
+    made = tree.build(base, series, options.prefix, options.wheels)
+    tree.verify(made, series)
+    say(f"tree   {made.prefix}: made and verified in {time.monotonic() - began:.1f} s")
+    for note in machine.notes(base):
+        say(f"note: {note}")
+    say(f"run    {_short(made.python)} train.py   (stock: {_short(base.python)})")
+    return 0 if options.no_explain else explain(made)
+
+
+def choose_base(options: argparse.Namespace, pin: Pin) -> Base:
+    """The base that `options` ask for: .venv, made if need be, or another Python's torch."""
+    if not options.offline:
+        return install(pin, options.python)
+    own = VENV / "bin" / "python"
+    python = options.python or (own if own.exists() else sys.executable)
+    base = bases.probe(python)
+    pins.check_base(pin, base)
+    return base
+
+
+def explain(made: tree.Tree) -> int:
+    """Show what the stack changed in a real model's training step."""
+    missing = [name for name in ("click", "rich") if not _has(made.python, name)]
+    if missing:
+        say(
+            f"note: graft's own commands need {' and '.join(missing)}, which this Python does not "
+            "have; the tree works without them. ./build.sh ... --wheels DIR adds them to it"
+        )
+        return 0
+    command = [str(made.prefix / "bin" / "graft"), "explain", SHOWN_CASE]
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        raise GraftError(
+            f"the tree is made and verified, but graft explain {SHOWN_CASE} failed "
+            f"(exit code {done.returncode})",
+            next=f"{_short(Path(command[0]))} explain {SHOWN_CASE}",
+        )
+    return 0
+
+
+def _has(python: Path, module: str) -> bool:
+    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
+    return subprocess.run([str(python), "-c", code], check=False).returncode == 0
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _short(path: Path) -> str:
+    """A path as one would type it here."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+# --- .venv ---------------------------------------------------------------------------------------
+
+
+def install(pin: Pin, python: str | None) -> Base:
+    """Make .venv with the pinned torch and the tool's requirements, or find that it is there.
+
+    An interrupted install is taken up again. Raises GraftError when there is no space, no way to
+    get pip, or pip fails (which is what no network looks like).
+    """
+    wanted = [f"torch=={pin.version}", *requirements.load()]
+    stamp = VENV / STAMP
+    own = VENV / "bin" / "python"
+    if python and own.exists():
+        asked, there = bases.run_probe(python), bases.run_probe(own)
+        if asked.get("executable") != there.get("executable"):
+            raise UsageError(
+                f"{VENV} is of {there.get('executable')}, and --python is "
+                f"{asked.get('executable')}",
+                next="remove .venv, then the same command",
+            )
+    if own.exists() and stamp.exists() and json.loads(stamp.read_text("utf-8")) == wanted:
+        base = bases.probe(own)
+        pins.check_base(pin, base)
+        return base
+    with tree.locked(VENV):
+        driver = python or sys.executable
+        if not own.exists():
+            bases.check_python(bases.run_probe(driver))
+        say(f"installing torch {pin.version} and the tools into {VENV}")
+        _pip(driver, own, wanted)
+        base = bases.probe(own)
+        pins.check_base(pin, base)
+        tree.write_scripts(VENV / "bin", ())
+        stamp.write_text(json.dumps(wanted), encoding="utf-8")
+    return base
+
+
+def _pip(driver: str, own: Path, wanted: list[str]) -> None:
+    """Install `wanted` into .venv, whose Python is `own`; `driver` makes it and lends its pip."""
+    if not own.exists():
+        free = shutil.disk_usage(ROOT).free
+        if free < INSTALL_BYTES:
+            raise GraftError(
+                f"torch and its libraries need {INSTALL_BYTES / 2**30:.0f} GB in {ROOT}, and "
+                f"{free / 2**30:.1f} GB are free",
+                next="free some, or ./build.sh --python PY --offline with a Python that has "
+                "torch already",
+            )
+        seeded = _has(Path(driver), "ensurepip")
+        if not seeded and not _has(Path(driver), "pip"):
+            raise GraftError(
+                f"{driver} has neither ensurepip nor pip, so nothing can be installed",
+                next="install them (Debian: apt-get install python3-venv), or "
+                "./build.sh --python PY with another Python",
+            )
+        options = [] if seeded else ["--without-pip"]
+        _call([driver, "-m", "venv", *options, str(VENV)], f"{driver} could not make {VENV}")
+    lent = [str(own), "-m", "pip"]
+    if not _has(own, "pip"):
+        lent = [driver, "-m", "pip", "--python", str(own)]
+    _call(
+        [*lent, "install", "--disable-pip-version-check", "--no-input", *wanted],
+        f"pip could not install {wanted[0]} and the tools into {VENV}",
+    )
+
+
+def _call(command: list[str], failed: str) -> None:
+    env = caches.stock_environ(os.environ)
+    env.pop("PYTHONPATH", None)
+    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
+        raise GraftError(
+            f"{failed}: {' '.join(errors)}",
+            next="mend it (a network? space?) and ./build.sh again, or ./build.sh --python PY "
+            "--offline with a Python that has torch 2.11.0",
+        )
+
+
+# --- test ----------------------------------------------------------------------------------------
+
+PYTEST = {"cpu": ["tests"], "gpu": ["tests/inductor"]}
+"""What tox.ini's environments run, for a base that has no tox."""
+
+
+def test(args: Sequence[str]) -> int:
+    """Run the tests on build/, which is made first where it is missing or stale."""
+    prefix = ROOT / "build"
+    options = ["--no-explain", "--prefix", str(prefix)]
+    if (prefix / tree.MANIFEST).is_file():
+        made = tree.load(prefix)
+        options += ["--offline", "--python", str(made.base.python), "--pin", made.pin]
+        if made.base.source:
+            options += ["--source", str(made.base.source)]
+    code = build(parser().parse_args(options))
+    if code:
+        return code
+    python = str(prefix / "bin" / "python")
+    if _has(Path(python), "tox"):
+        command = [python, "-m", "tox", "-c", str(ROOT / "tox.ini"), *args]
+    else:
+        command = [python, "-m", "pytest", *_pytest_args(args)]
+        say(f"note: the base has no tox; running {' '.join(command[1:])}")
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def _pytest_args(args: Sequence[str]) -> list[str]:
+    """What ``[-e cpu|gpu] [-- PYTEST ARGUMENTS]`` means without tox."""
+    chosen = _Parser(prog="./build.sh test", add_help=False)
+    chosen.add_argument("-e", choices=PYTEST, default="cpu")
+    chosen.add_argument("rest", nargs="*")
+    parsed = chosen.parse_args(args)
+    return parsed.rest or PYTEST[parsed.e]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

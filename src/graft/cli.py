@@ -1,0 +1,168 @@
+"""The commands. Each is thin: it reads its options, calls one module, and prints.
+
+Modules are imported inside the commands, so that each starts with no more than it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graft.errors import GraftError, UsageError, nearest
+
+
+class Commands(click.Group):
+    """A group that suggests the nearest name for an unknown one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None:
+            raise UsageError(
+                f"{ctx.command_path} has no command {name}{nearest(name, self.list_commands(ctx))}",
+                next=f"{ctx.command_path} --help",
+            )
+        return super().resolve_command(ctx, args)
+
+
+def default_prefix() -> Path:
+    """The tree that this Python belongs to, or build/."""
+    from graft import pins, tree
+
+    here = Path(sys.prefix)
+    return here if (here / tree.MANIFEST).is_file() else pins.ROOT / "build"
+
+
+prefix_option = click.option(
+    "--prefix",
+    type=click.Path(path_type=Path),
+    default=default_prefix,
+    show_default="build/",
+    help="The patched tree.",
+)
+pin_option = click.option("--pin", "pin_name", default=None, help="The pin, if not the tree's.")
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name=None, version="0.1.0", prog_name="graft")
+def graft() -> None:
+    """Graft a stack of patches on a pinned PyTorch, and show what it changes."""
+
+
+def main() -> None:
+    """Run a command; print an error and what to do next; exit 0, 1 (a check failed) or 2."""
+    try:
+        code = graft.main(prog_name="graft", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except GraftError as wrong:
+        click.echo(wrong.report(), err=True)
+        sys.exit(wrong.code)
+    except click.exceptions.NoArgsIsHelpError as wrong:
+        click.echo(wrong.format_message())
+        sys.exit(2)
+    except click.ClickException as wrong:
+        ctx: Any = getattr(wrong, "ctx", None)
+        path = ctx.command_path if ctx else "graft"
+        click.echo(UsageError(wrong.format_message(), next=f"{path} --help").report(), err=True)
+        sys.exit(UsageError.code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+# --- the tree ------------------------------------------------------------------------------------
+
+
+@graft.command()
+@prefix_option
+def status(prefix: Path) -> None:
+    """Say what a tree is: base, pin, patches, knobs and their values, stack hash."""
+    from graft import machine, pins, stack, tree
+
+    there = tree.load(prefix)
+    series = stack.load(pins.load(there.pin))
+    click.echo(f"tree    {there.prefix}")
+    click.echo(f"base    {there.base.describe()}")
+    click.echo(f"pin     {there.pin}")
+    stale = "" if there.stack_hash == series.hash else "  (the series has changed: ./build.sh)"
+    click.echo(f"stack   {there.stack_hash[:12]}{stale}")
+    click.echo(f"patches {len(there.patches)}")
+    for name in there.patches:
+        click.echo(f"  {name}")
+    found = _knobs(there)
+    click.echo(f"knobs   {len(found)}")
+    for line in found:
+        click.echo(f"  {line}")
+    click.echo(f"caches  {there.cache_dir}")
+    for note in machine.notes(there.base):
+        click.echo(f"note: {note}")
+
+
+def _knobs(there: Any) -> list[str]:
+    from graft import knobs
+
+    try:
+        found = knobs.added(there.base.torch_dir.parent, there.site_packages)
+    except (OSError, SyntaxError):
+        return []  # a damaged tree: graft verify names what
+    return [f"torch._inductor.config.{knob.name} = {knob.value}" for knob in found]
+
+
+@graft.command()
+@prefix_option
+@click.option("--each", is_flag=True, help="Also prove that each patch is needed by its tests.")
+@click.option("--patch", "only", multiple=True, help="With --each: only these patches.")
+def verify(prefix: Path, each: bool, only: tuple[str, ...]) -> None:
+    """Check base, tree, series and copies against each other, blob by blob."""
+    from graft import pins, source, stack, tree
+
+    there = tree.load(prefix)
+    pin = pins.load(there.pin)
+    series = stack.load(pin)
+    tree.verify(there, series)
+    if there.base.source:
+        source.check(there.base.source, pin)
+    if pin.name == pins.DEFAULT_PIN:
+        stack.check_copies(series)
+    click.echo(
+        f"{there.prefix}: {len(pin.files)} files of the base, {len(there.files)} of the tree, "
+        f"{len(series.new_files)} copies and every link are what {pin.name} and its "
+        f"{len(series.patches)} patches say (stack {there.stack_hash[:12]})"
+    )
+
+
+@graft.command()
+@prefix_option
+def clean(prefix: Path) -> None:
+    """Remove a tree, its caches, and what an interrupted build left."""
+    from graft import tree
+
+    removed = tree.clean(prefix)
+    click.echo(f"removed {prefix}" if removed else f"nothing to remove in {prefix}")
+
+
+@graft.command()
+@prefix_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
+def pack(prefix: Path, output: Path | None) -> None:
+    """Write a tree as one file that installs it on a host with the pinned torch."""
+    from graft import pack as packing
+    from graft import pins, stack, tree
+
+    there = tree.load(prefix)
+    series = stack.load(pins.load(there.pin))
+    tree.verify(there, series)
+    written = packing.write(there, series.pin, output)
+    click.echo(f"{written}: {written.stat().st_size / 1024:.0f} KB, {len(there.files)} files")
+    click.echo(f"on the other host: python3 {written.name} --help")
+
+
+if __name__ == "__main__":
+    main()

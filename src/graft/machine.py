@@ -1,0 +1,43 @@
+"""What this machine has beside Python: a CUDA driver, a C compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+from graft.bases import Base
+
+
+def has_cuda_driver() -> bool:
+    """Whether the CUDA driver's library is here (it comes with the kernel driver)."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+
+
+def c_compiler() -> str | None:
+    """The C compiler that Triton would take: $CC, else gcc, else clang."""
+    if chosen := os.environ.get("CC"):
+        return shutil.which(chosen.split()[0])
+    return shutil.which("gcc") or shutil.which("clang")
+
+
+def notes(base: Base) -> list[str]:
+    """What a user should know of this machine before running anything, one line each."""
+    found = []
+    if base.cuda and not has_cuda_driver():
+        found.append(
+            f"torch is a CUDA {base.cuda} build and there is no CUDA driver here: graft explain "
+            "and the tests use the lab, which compiles for described GPUs"
+        )
+    if c_compiler() is None:
+        named = f"$CC is {os.environ['CC']}, which is not there" if os.environ.get("CC") else ""
+        found.append(
+            f"there is no C compiler ({named or 'neither gcc nor clang'}), and Triton needs one to "
+            "launch kernels: apt-get install gcc, or set CC"
+        )
+    return found
