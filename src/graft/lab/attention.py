@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 
 import torch
 import torch.library
@@ -82,12 +83,14 @@ def describe(device: Device) -> None:
         )[0]
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl(
-        "scaled_dot_product_attention",
-        attend,
-        "CompositeImplicitAutograd",
-        allow_override=True,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Oo]verrid")
+        library.impl(
+            "scaled_dot_product_attention",
+            attend,
+            "CompositeImplicitAutograd",
+            allow_override=True,
+        )
     _libraries.append(library)
 
 

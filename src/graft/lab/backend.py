@@ -28,9 +28,10 @@ from torch.utils._pytree import tree_map_only
 
 from graft.errors import GraftError
 from graft.lab import fakegpu, interpret
+from graft.lab.aten import OnCpu
 from graft.lab.devices import H200, Device
 
-DEFAULT_BUDGET_S = 20.0
+DEFAULT_BUDGET_S = 10.0
 # A graph over this many bytes of inputs is not even tried: its kernels take minutes, and trying
 # means a copy of the inputs first.
 MAX_INPUT_BYTES = 256 * 2**20
@@ -197,7 +198,7 @@ class _Runner:
 
 def _eagerly(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
     """What the graph that Inductor was given computes, by eager PyTorch on the CPU."""
-    with interpret.OnCpu():
+    with OnCpu():
         return torch.fx.Interpreter(graph).run(*args)
 
 

@@ -413,7 +413,8 @@ _np_dtype_of_scalar = functools.cache(interpreter._get_np_dtype)
 
 
 def _np_dtype(type_: Any) -> np.dtype[Any]:
-    return _np_dtype_of_scalar(type_.scalar)
+    scalar = type_.scalar
+    return np.dtype(np.uint64) if scalar.is_ptr() else _np_dtype_of_scalar(scalar)
 
 
 def _make_types_cheap() -> None:
@@ -459,6 +460,7 @@ def install() -> Builder:
         interpreter._patch_builtin(language.tensor, builder, scope)
         interpreter._patch_lang_tensor(language.tensor, scope)
         interpreter._patch_lang_core(language, scope)
+    tl.tensor.__index__ = lambda self: self.handle.data.item()
     interpreter._patch_builtin(tl.math, builder, scope)
     interpreter._patch_builtin(tl.core.tensor_descriptor_base, builder, scope)
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graft.errors import GraftError
+from graft.lab.aten import OnCpu
 
 # Measured on one core of a server CPU: an operation on a block of one element, and what an
 # element more adds to it. The estimate only has to tell seconds from minutes.
@@ -250,75 +250,6 @@ def launch(
 
 def _without_modes() -> contextlib.AbstractContextManager[Any]:
     return torch.utils._python_dispatch._disable_current_modes()
-
-
-class OnCpu(TorchDispatchMode):
-    """What a generated wrapper leaves to ATen runs on the CPU, whatever device it names."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "cuda":
-            kwargs["device"] = torch.device("cpu")
-        stand_in = _ATEN.get(func)
-        return (stand_in or func)(*args, **kwargs)
-
-
-def _flash_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
-    if dropout_p:
-        raise GraftError("the interpreter has no stand-in for attention with dropout")
-    out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, is_causal, scale=scale
-    )
-    batch, _, length, _ = query.shape
-    out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    if logsumexp.shape != (batch, query.shape[1], length):
-        logsumexp = logsumexp.transpose(1, 2)
-    seed = torch.zeros(2, dtype=torch.uint64)
-    unused = torch.zeros((), dtype=torch.uint64)
-    mask = torch.zeros(0, dtype=query.dtype)
-    return out, logsumexp.contiguous(), None, None, length, key.shape[2], seed, unused, mask
-
-
-def _flash_attention_backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Any,
-    philox_offset: Any,
-    *,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, ...]:
-    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale=scale
-    )
-    return tuple(g.transpose(1, 2).contiguous().transpose(1, 2) for g in grads)
-
-
-_ATEN: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention.default: _flash_attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
-}
 
 
 def call(compiled: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> Any:
