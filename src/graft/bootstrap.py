@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from graft import bases, caches, machine, pins, requirements, source, stack, tree
+from graft import bases, caches, compiled, machine, pins, requirements, source, stack, tree
 from graft.bases import Base
 from graft.errors import GraftError, UsageError
 from graft.pins import ROOT, Pin
@@ -93,9 +93,10 @@ def build(options: argparse.Namespace) -> int:
     say(f"base   {base.describe()}")
     say(f"stack  {pin.name}, {_count(len(series.patches), 'patch')}, {series.hash[:12]}")
     if options.compile:
-        prefix = source.compile_into(base, series, options.source.resolve(), options.prefix)
-        say(f"tree   {prefix}: built by PyTorch's own build")
-        return 0
+        made = compiled.build(base, series, options.source.resolve(), options.prefix)
+        tree.verify(made, series)
+        say(f"tree   {made.prefix}: PyTorch's own build of {made.base.source}, verified")
+        return 0 if options.no_explain else explain(made)
     if options.source:
         base = base.with_source(options.source.resolve())
         source.check(options.source.resolve(), pin)

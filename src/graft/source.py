@@ -57,39 +57,55 @@ def branch_name(stack: Stack) -> str:
 def worktree(checkout: Path, stack: Stack, folder: Path) -> Path:
     """A worktree of `checkout` at `folder`, on a branch with a commit a patch on the pin's commit.
 
-    The checkout's own branch, index and files are left alone. A worktree of the same stack is
-    used again, with what was built in it. Raises GraftError when `folder` is something else, or a
-    patch does not apply.
+    The checkout's own branch, index and files are left alone. A worktree that is there is moved
+    to the stack, and keeps what was built in it. Raises GraftError when the checkout lacks the
+    pin's commit, `folder` is something else or has changes, or a patch does not apply.
     """
-    branch = branch_name(stack)
+    commit, branch = stack.pin.commit, branch_name(stack)
+    if git("cat-file", "-t", commit, cwd=checkout, check=False).strip() != "commit":
+        raise GraftError(
+            f"{checkout} does not have {stack.pin.name} ({commit[:12]})",
+            next=f"git -C {checkout} fetch --depth 1 origin {commit}",
+        )
+    quiet = ("-c", f"core.hooksPath={os.devnull}", "-c", "advice.detachedHead=false")
     if folder.exists():
-        head = git("rev-parse", "--abbrev-ref", "HEAD", cwd=folder).strip()
-        if head != branch:
+        _check_ours(checkout, folder)
+        if git("rev-parse", "--abbrev-ref", "HEAD", cwd=folder).strip() == branch:
+            return folder
+        git(*quiet, "checkout", "-q", "--detach", commit, cwd=folder)
+    else:
+        git("worktree", "prune", cwd=checkout)
+        git(*quiet, "worktree", "add", "--detach", str(folder), commit, cwd=checkout)
+    for patch in stack.patches:
+        try:
+            git(*quiet, "am", "-k", "--no-3way", str(patch.path), cwd=folder)
+        except GraftError as wrong:
+            git("am", "--abort", cwd=folder, check=False)
             raise GraftError(
-                f"{folder} is on {head}, expected {branch}",
-                next=f"git -C {checkout} worktree remove --force {folder}",
-            )
-        return folder
-    git("worktree", "prune", cwd=checkout)
-    quiet = ("-c", f"core.hooksPath={os.devnull}")
-    try:
-        git(*quiet, "worktree", "add", "--detach", str(folder), stack.pin.commit, cwd=checkout)
-        for patch in stack.patches:
-            try:
-                git(*quiet, "am", "-k", "--no-3way", str(patch.path), cwd=folder)
-            except GraftError as wrong:
-                raise GraftError(
-                    f"{patch.name} does not apply to {checkout}: {wrong.message}",
-                    next="graft edit --source CHECKOUT, mend the commit, then graft refresh",
-                ) from wrong
-        _check_commits(stack, folder)
-        # The name is ours, and says what it holds: moving it loses nothing.
-        git(*quiet, "checkout", "-q", "-B", branch, cwd=folder)
-    except GraftError:
-        git("worktree", "remove", "--force", str(folder), cwd=checkout, check=False)
-        raise
+                f"{patch.name} does not apply to {checkout}: {wrong.message}",
+                next="graft edit --source CHECKOUT, mend the commit, then graft refresh",
+            ) from wrong
+    _check_commits(stack, folder)
+    # The name is ours and says what it holds: moving it loses nothing.
+    git(*quiet, "checkout", "-q", "-B", branch, cwd=folder)
     _add_submodules(checkout, folder)
     return folder
+
+
+def _check_ours(checkout: Path, folder: Path) -> None:
+    """The worktree must be this checkout's, and hold no change that a checkout would lose."""
+    where = ("rev-parse", "--path-format=absolute", "--git-common-dir")
+    same = (folder / ".git").exists() and git(*where, cwd=folder) == git(*where, cwd=checkout)
+    if not same:
+        raise GraftError(
+            f"{folder} is not a worktree of {checkout}", next=f"remove {folder}, then again"
+        )
+    dirty = git("status", "--porcelain", "-uno", "--ignore-submodules", cwd=folder).splitlines()
+    if dirty:
+        raise GraftError(
+            f"{folder} has changes of its own in {', '.join(line[3:] for line in dirty)}",
+            next=f"git -C {folder} stash, then the same command",
+        )
 
 
 def _check_commits(stack: Stack, folder: Path) -> None:
@@ -112,7 +128,7 @@ def _add_submodules(checkout: Path, folder: Path) -> None:
     """
     for path in _submodules(checkout):
         target = folder / path
-        if (checkout / path / ".git").exists():
+        if (checkout / path / ".git").exists() and not (target / ".git").exists():
             commit = git("rev-parse", f"HEAD:{path}", cwd=folder).strip()
             git("worktree", "prune", cwd=checkout / path)
             git("worktree", "add", "-f", "--detach", str(target), commit, cwd=checkout / path)

@@ -71,7 +71,8 @@ class Tree:
     """A patched tree as its manifest describes it.
 
     `files` maps each changed path to its blob id (forty zeros: removed); `patches` are the names
-    of those that made it; `recipe` identifies everything that it was made from.
+    of those that made it; `recipe` identifies everything that it was made from. Where `compiled`,
+    torch is PyTorch's own build of the checkout ``base.source`` (`graft.compiled`).
     """
 
     prefix: Path
@@ -81,6 +82,7 @@ class Tree:
     stack_hash: str
     files: Mapping[str, str]
     recipe: str
+    compiled: bool = False
 
     @property
     def python(self) -> Path:
@@ -282,7 +284,7 @@ def build_locked(base: Base, stack: Stack, prefix: Path, wheels: Path | None = N
         source.check(base.source, stack.pin)
     prefix = prefix.absolute()
     scratch = work_dir(prefix) / f"{prefix.name}.apply"
-    with _explaining(prefix):
+    with explaining(prefix):
         scratch.mkdir(parents=True)
         try:
             contents = apply(stack, base, scratch)
@@ -308,7 +310,7 @@ def make(
     never there in part.
     """
     prefix = prefix.absolute()
-    _refuse_foreign(prefix)
+    refuse_foreign(prefix)
     stack_hash, patches = files_hash(files), tuple(patches)
     tree = Tree(
         prefix=prefix,
@@ -320,21 +322,18 @@ def make(
         recipe=recipe(base, pin, stack_hash, patches, wheels_key(wheels)),
     )
     aside = work_dir(prefix) / f"{prefix.name}.new"
-    with _explaining(prefix):
+    with explaining(prefix):
         try:
             _fill(tree, contents, aside, wheels)
-            _swap(aside, prefix)
+            swap(aside, prefix)
         finally:
             sweep(prefix)
     return tree
 
 
 def _fill(tree: Tree, contents: Mapping[str, bytes], aside: Path, wheels: Path | None) -> None:
-    base, site = tree.base, aside / tree.base.site
-    _make_venv(base, aside)
-    (aside / "base").symlink_to(base.torch_dir)
-    if base.source:
-        (aside / "source").symlink_to(base.source / "torch")
+    base = tree.base
+    site = make_environment(tree, aside)
     plan = layout(base, tree.files)
     for folder in sorted(plan.folders):
         (site / folder).mkdir()
@@ -344,13 +343,27 @@ def _fill(tree: Tree, contents: Mapping[str, bytes], aside: Path, wheels: Path |
         (site / path).write_bytes(contents[path])
     _check_packages(plan, site)
     _link_bytecode(base, plan, site)
+    if wheels:
+        _install_wheels(aside, wheels)
+    finish_environment(tree, aside)
+
+
+def make_environment(tree: Tree, aside: Path) -> Path:
+    """Make the environment of a tree without its torch; returns its site-packages."""
+    site = aside / tree.base.site
+    _make_venv(tree.base, aside)
+    for name, folder in _anchors(tree.base).items():
+        (aside / name).symlink_to(folder)
     (site / "graft_startup.py").write_text(
-        caches.startup(base.site_dirs, tree.stack_hash), encoding="utf-8"
+        caches.startup(tree.base.site_dirs, tree.stack_hash), encoding="utf-8"
     )
     (site / "graft.pth").write_text("import graft_startup\n", encoding="utf-8")
-    if wheels:
-        _install_wheels(tree, aside, wheels)
-    write_scripts(aside / "bin", (site, *base.site_dirs))
+    return site
+
+
+def finish_environment(tree: Tree, aside: Path) -> None:
+    """Write its commands and, last of all, its manifest."""
+    write_scripts(aside / "bin", (aside / tree.base.site, *tree.base.site_dirs))
     (aside / ".gitignore").write_text("*\n", encoding="utf-8")
     manifest = {
         "format": FORMAT,
@@ -358,7 +371,8 @@ def _fill(tree: Tree, contents: Mapping[str, bytes], aside: Path, wheels: Path |
         "pin": tree.pin,
         "patches": list(tree.patches),
         "stack_hash": tree.stack_hash,
-        "base": base.as_json(),
+        "compiled": tree.compiled,
+        "base": tree.base.as_json(),
         "files": dict(sorted(tree.files.items())),
     }
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -455,7 +469,7 @@ def wheels_key(wheels: Path | None) -> str:
     return json.dumps([[file.name, file.stat().st_size] for file in files])
 
 
-def _install_wheels(tree: Tree, aside: Path, wheels: Path) -> None:
+def _install_wheels(aside: Path, wheels: Path) -> None:
     from graft import requirements  # only here: it reads pyproject.toml
 
     wanted = requirements.with_wheel(wheels)
@@ -496,7 +510,7 @@ def locked(prefix: Path) -> Iterator[None]:
     Raises GraftError if another process holds it. The lock ends with its process, however it ends.
     """
     work = work_dir(prefix)
-    with _explaining(prefix):
+    with explaining(prefix):
         work.mkdir(parents=True, exist_ok=True)
         lock = open(work / f"{prefix.name}.lock", "a+", encoding="utf-8")  # noqa: SIM115
     with lock:
@@ -524,14 +538,16 @@ def sweep(prefix: Path) -> None:
             shutil.rmtree(leftover)
 
 
-def _swap(aside: Path, prefix: Path) -> None:
+def swap(aside: Path, prefix: Path) -> None:
+    """Put the tree made in `aside` where the earlier one is; that one is swept later."""
     old = aside.with_suffix(".old")
     if prefix.exists():
         prefix.rename(old)
     aside.rename(prefix)
 
 
-def _refuse_foreign(prefix: Path) -> None:
+def refuse_foreign(prefix: Path) -> None:
+    """Raise UsageError if `prefix` is something that a tree may not take the place of."""
     if prefix.is_symlink() or (prefix.exists() and not (prefix / MANIFEST).is_file()):
         if prefix.is_dir() and not prefix.is_symlink() and not any(prefix.iterdir()):
             prefix.rmdir()
@@ -543,7 +559,7 @@ def _refuse_foreign(prefix: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explaining(prefix: Path) -> Iterator[None]:
+def explaining(prefix: Path) -> Iterator[None]:
     """Turn what a file system refuses into an error that says what to do."""
     try:
         yield
@@ -582,6 +598,7 @@ def load(prefix: Path) -> Tree:
             stack_hash=data["stack_hash"],
             files=data["files"],
             recipe=data["recipe"],
+            compiled=data["compiled"],
         )
     except (FileNotFoundError, NotADirectoryError) as missing:
         raise GraftError(
@@ -607,6 +624,25 @@ def problems(tree: Tree, pin: Pin) -> list[str]:
         link = tree.prefix / name
         if not link.is_symlink() or os.readlink(link) != str(folder):
             found.append(f"{link} does not point to {folder}")
+    return found + (_compiled_problems(tree) if tree.compiled else _linked_problems(tree))
+
+
+def _compiled_problems(tree: Tree) -> list[str]:
+    built = tree.base.source
+    assert built is not None
+    found = (
+        [] if tree.torch_dir.resolve() == (built / "torch").resolve() else ["torch is elsewhere"]
+    )
+    for path, blob in sorted(tree.files.items()):
+        file = built / path
+        have = blob_id(file.read_bytes()) if file.is_file() else NULL_BLOB
+        if have != blob:
+            found.append(f"{path} differs (blob {have[:12]}, made as {blob[:12]})")
+    return found
+
+
+def _linked_problems(tree: Tree) -> list[str]:
+    base, found = tree.base, []
     plan, site = layout(base, tree.files), tree.site_packages
     for real in sorted(plan.folders):
         if not (site / real).is_dir() or (site / real).is_symlink():
@@ -719,7 +755,7 @@ def clean(prefix: Path) -> bool:
     prefix = prefix.absolute()
     if not work_dir(prefix).exists() and not prefix.exists():
         return False
-    with locked(prefix), _explaining(prefix):
+    with locked(prefix), explaining(prefix):
         there = prefix.exists() or prefix.is_symlink()
         if there:
             if prefix.is_symlink() or not (prefix / MANIFEST).is_file():
