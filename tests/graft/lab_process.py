@@ -1,0 +1,63 @@
+"""A process that interprets kernels, for tests: `TRITON_INTERPRET` cannot be set in their own.
+
+`LabProcess(__file__)` starts one; `lab("name", *arguments)` calls the function `in_lab_name` of
+that file in it, with arguments and result as JSON. `python lab_process.py FILE` is its far end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+
+
+class LabProcess:
+    """One process for many calls: importing torch takes seconds."""
+
+    def __init__(self, file: str, python: str = sys.executable) -> None:
+        path = os.pathsep.join([str(SRC), str(Path(__file__).parent)])
+        self.process = subprocess.Popen(
+            [python, __file__, file],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        )
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        assert self.process.stdin and self.process.stdout
+        print(json.dumps([name, arguments]), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        assert answer, f"the lab process ended with {self.process.wait()}"
+        result, error = json.loads(answer)
+        assert error is None, error
+        return result
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def main(file: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what torch prints must not be taken for an answer
+    functions = runpy.run_path(file)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer = [functions[f"in_lab_{name}"](*arguments), None]
+        except Exception:
+            answer = [None, traceback.format_exc()]
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,292 @@
+"""The interpreter against what a GPU does: memory, conversions, libdevice, reductions, budgets."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import pytest
+from lab_process import LabProcess
+
+
+@pytest.fixture(scope="module")
+def lab() -> Any:
+    process = LabProcess(__file__)
+    yield process
+    process.close()
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import numpy as np
+    import torch
+    import triton
+    import triton.language as tl
+    from graft.errors import GraftError
+    from graft.lab import builder, interpret
+    from torch._inductor.runtime import triton_helpers
+    from torch._inductor.runtime.triton_helpers import libdevice
+
+    interpret.install()
+
+    @triton.jit
+    def copy_kernel(source, target, count, BLOCK: tl.constexpr):
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(target + index, tl.load(source + index), index < count)
+
+    @triton.jit
+    def masked_kernel(source, target, count, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        value = tl.load(source + index, index < count, other=7.0)
+        tl.store(target + index, value)
+
+    @triton.jit
+    def overrun_kernel(source, target, xnumel, r0_numel, XBLOCK: tl.constexpr, RSPLIT: tl.constexpr):
+        columns = tl.arange(0, 16)[None, :]
+        rows = tl.program_id(0) * RSPLIT + tl.arange(0, XBLOCK)[:, None]
+        total = tl.full([16], 0, tl.float32)[None, :]
+        for _ in tl.range(0, min(RSPLIT, xnumel - tl.program_id(0) * RSPLIT), XBLOCK):
+            mask = rows < xnumel
+            value = tl.load(source + columns + r0_numel * rows, mask, other=0.0)
+            rows += XBLOCK
+            total = total + tl.sum(libdevice.exp(value), 0)
+        tl.store(target + tl.program_id(0) * r0_numel + columns, total)
+
+    @triton.jit
+    def libdevice_kernel(source, target, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        x = tl.load(source + index)
+        tl.store(target + index, libdevice.rsqrt(x))
+        tl.store(target + BLOCK + index, libdevice.exp(x))
+        tl.store(target + 2 * BLOCK + index, libdevice.tanh(x))
+        tl.store(target + 3 * BLOCK + index, libdevice.pow(x, x))
+        tl.store(target + 4 * BLOCK + index, libdevice.erf(x))
+
+    @triton.jit
+    def reduce_kernel(source, target, places, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+        rows = tl.arange(0, ROWS)[:, None]
+        columns = tl.arange(0, COLUMNS)[None, :]
+        x = tl.load(source + rows * COLUMNS + columns)
+        out = tl.arange(0, ROWS)
+        tl.store(target + out, triton_helpers.prod(x, 1))
+        tl.store(target + ROWS + out, triton_helpers.max2(x, 1))
+        _, at = triton_helpers.max_with_index(x, tl.broadcast_to(columns, [ROWS, COLUMNS]), 1)
+        tl.store(places + out, at)
+        tl.store(target + 2 * ROWS + out, tl.sum(x, 1))
+
+    @triton.jit
+    def scan_kernel(source, target, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        x = tl.load(source + index)
+        result = tl.associative_scan(x, 0, triton_helpers.maximum)
+        tl.store(target + index, result)
+
+    def launch(kernel: Any, grid: tuple[int, int, int] = (1, 1, 1), **arguments: Any) -> int:
+        signature = {k: "i32" for k, v in arguments.items() if isinstance(v, int) and k.islower()}
+        return interpret.launch(kernel, arguments, signature, grid)
+
+
+def in_lab_read_outside() -> Any:
+    source, target = torch.arange(5.0), torch.empty(8)
+    outside = launch(copy_kernel, source=source, target=target, count=8, BLOCK=8)
+    return target[:5].tolist(), target[5:].isnan().tolist(), outside
+
+
+def test_read_outside_of_the_arguments_is_poison(lab: LabProcess) -> None:
+    inside, beyond, count = lab("read_outside")
+    assert inside == [0, 1, 2, 3, 4]
+    assert beyond == [True] * 3
+    assert count == 3
+
+
+def in_lab_masked() -> Any:
+    target = torch.empty(8)
+    outside = launch(masked_kernel, source=torch.arange(5.0), target=target, count=5, BLOCK=8)
+    return target.tolist(), outside
+
+
+def test_lanes_that_are_masked_off_are_not_read(lab: LabProcess) -> None:
+    assert lab("masked") == [[0, 1, 2, 3, 4, 7, 7, 7], 0]
+
+
+def in_lab_write_outside() -> str:
+    with pytest.raises(builder.OutOfBoundsWrite) as error:
+        launch(copy_kernel, source=torch.zeros(8), target=torch.zeros(5), count=8, BLOCK=8)
+    return error.value.message
+
+
+def test_write_outside_of_the_arguments_raises(lab: LabProcess) -> None:
+    assert "outside of the tensors" in lab("write_outside")
+
+
+def in_lab_overrun(rows: int) -> float:
+    target = torch.empty(math.ceil(rows / 8), 16)
+    launch(
+        overrun_kernel, (math.ceil(rows / 8), 1, 1), source=torch.zeros(rows, 16),
+        target=target, xnumel=rows, r0_numel=16, XBLOCK=4, RSPLIT=8,
+    )  # fmt: skip
+    return float(target.sum(0)[3])
+
+
+@pytest.mark.parametrize(("rows", "counted"), [(16, 16), (13, 16), (9, 12), (1, 4)])
+def test_rows_beyond_the_end_count_as_the_kernel_says(
+    lab: LabProcess, rows: int, counted: int
+) -> None:
+    # exp(0) for each row of the last block of XBLOCK rows, whether it exists or not.
+    assert lab("overrun", rows) == counted
+
+
+def in_lab_bfloat16() -> list[int]:
+    bits = torch.randint(0, 2**32, (200_000,), dtype=torch.int64).to(torch.uint32)
+    halfway = torch.arange(2**16, dtype=torch.int64) * 2**16 + 2**15
+    values = torch.cat([bits, halfway.to(torch.uint32)]).view(torch.float32)
+    finite = values[~values.isnan()]
+    expected = finite.to(torch.bfloat16).view(torch.uint16).numpy()
+    found = builder.bfloat16_of_float32(finite.numpy())
+    back = builder.float32_of_bfloat16(found)
+    exact = finite.to(torch.bfloat16).float().numpy()
+    nans = builder.bfloat16_of_float32(np.array([np.nan, -np.nan], np.float32))
+    return [
+        int((found != expected).sum()),
+        int((back != exact).sum()),
+        int(np.isnan(builder.float32_of_bfloat16(nans)).sum()),
+    ]
+
+
+def test_bfloat16_rounds_to_nearest_even(lab: LabProcess) -> None:
+    assert lab("bfloat16") == [0, 0, 2]
+
+
+def in_lab_bfloat16_kernel() -> list[bool]:
+    torch.manual_seed(0)
+    source = torch.randn(64)
+    target = torch.empty(64, dtype=torch.bfloat16)
+    launch(copy_kernel, source=source, target=target, count=64, BLOCK=64)
+    back = torch.empty(64)
+    launch(copy_kernel, source=target, target=back, count=64, BLOCK=64)
+    return [torch.equal(target, source.bfloat16()), torch.equal(back, source.bfloat16().float())]
+
+
+def test_kernel_stores_bfloat16(lab: LabProcess) -> None:
+    assert lab("bfloat16_kernel") == [True, True]
+
+
+def in_lab_libdevice(dtype: str) -> list[float]:
+    x = torch.linspace(0.25, 3, 64, dtype=getattr(torch, dtype))
+    target = torch.empty(5, 64, dtype=x.dtype)
+    launch(libdevice_kernel, source=x, target=target, BLOCK=64)
+    wide = x.double()
+    expected = torch.stack([wide.rsqrt(), wide.exp(), wide.tanh(), wide.pow(wide), wide.erf()])
+    return ((target - expected).abs() / expected).amax(1).tolist()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 4e-7), ("float64", 1e-15)])
+def test_libdevice(lab: LabProcess, dtype: str, bound: float) -> None:
+    assert max(lab("libdevice", dtype)) < bound
+
+
+def in_lab_libdevice_unknown() -> str:
+    with pytest.raises(GraftError) as error:
+        builder.libdevice_function("__nv_yn")
+    return error.value.message
+
+
+def test_libdevice_without_stand_in_says_so(lab: LabProcess) -> None:
+    assert "__nv_yn" in lab("libdevice_unknown")
+
+
+def in_lab_reduce() -> list[bool]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 16)
+    x[1, 3], x[2, 5], x[2, 9] = float("nan"), 9.0, 9.0
+    target, places = torch.empty(3, 4), torch.empty(4, dtype=torch.int32)
+    launch(reduce_kernel, source=x, target=target, places=places, ROWS=4, COLUMNS=16)
+    close = dict(rtol=1e-5, atol=1e-6, equal_nan=True)
+    return [
+        torch.allclose(target[0], x.prod(1), **close),
+        torch.allclose(target[1], x.amax(1), **close),
+        torch.equal(places.long(), x.argmax(1)),
+        torch.allclose(target[2], x.sum(1), **close),
+    ]
+
+
+def test_reductions_with_nan_and_ties(lab: LabProcess) -> None:
+    assert lab("reduce") == [True] * 4
+
+
+def in_lab_scan() -> bool:
+    torch.manual_seed(0)
+    x = torch.randn(32)
+    target = torch.empty(32)
+    launch(scan_kernel, source=x, target=target, BLOCK=32)
+    return torch.equal(target, x.cummax(0).values)
+
+
+def test_scan(lab: LabProcess) -> None:
+    assert lab("scan")
+
+
+def in_lab_poison() -> Any:
+    source = """
+import torch
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
+def call(args):
+    args.clear()
+    return tuple(
+        empty_strided_cuda((2, 3), (5, 1), dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn)
+    )
+"""
+    floats, halves, integers, eights = interpret.run(source, [])
+    return [
+        list(floats.stride()),
+        bool(floats.isnan().all()),
+        bool(halves.isnan().all()),
+        bool((integers == builder.POISON_INTEGER).all()),
+        bool(eights.float().isnan().all()),
+    ]
+
+
+def test_what_nothing_wrote_is_poison(lab: LabProcess) -> None:
+    assert lab("poison") == [[5, 1], True, True, True, True]
+
+
+def in_lab_device_named() -> str:
+    source = """
+import torch
+def call(args):
+    x, = args
+    return torch.ops.aten.full.default([2], 3.0, device=torch.device("cuda", 0)) + x,
+"""
+    (out,) = interpret.run(source, [torch.ones(2)])
+    return f"{out.device.type} {out.tolist()}"
+
+
+def test_aten_runs_on_the_cpu_whatever_the_wrapper_names(lab: LabProcess) -> None:
+    assert lab("device_named") == "cpu [4.0, 4.0]"
+
+
+def in_lab_estimate() -> list[float]:
+    source = "\ndef kernel(a):\n" + "    x = 1\n" * 10
+    mix = {"XBLOCK": 1, "RSPLIT_SIZE": 16}
+    return [
+        interpret.estimate_s(source, (4, 1, 1), mix, {"xnumel": 64, "r0_numel": 768}),
+        interpret.estimate_s(source, (40, 1, 1), mix, {"xnumel": 640, "r0_numel": 768}),
+        interpret.estimate_s(source, (1, 1, 1), {"XBLOCK": 1, "R0_BLOCK": 64}, {"r0_numel": 640}),
+        interpret.estimate_s(source, (10, 1, 1), {"XBLOCK": 1, "R0_BLOCK": 64}, {"r0_numel": 64}),
+    ]
+
+
+def test_estimate_counts_every_pass_over_the_body(lab: LabProcess) -> None:
+    small, large, looped, flat = lab("estimate")
+    assert large == pytest.approx(10 * small)
+    assert looped == pytest.approx(flat)
+
+
+def test_without_the_variable_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    from graft.errors import GraftError
+    from graft.lab import interpret
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(GraftError, match="TRITON_INTERPRET=1"):
+        interpret.require()
