@@ -20,7 +20,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,19 +48,43 @@ class Tally:
         self.interpreted = self.code_only = 0
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How calls are run: each kernel's configuration by number, and what a call may take."""
+
+    configuration: int = 0
+    budget_s: float = DEFAULT_BUDGET_S
+    over_budget: str = "raise"
+
+
 tally = Tally()
-_configuration = 0
+_settings = Settings()
+_last_launches: list[interpret.Launch] = []
+
+
+def last_launches() -> list[interpret.Launch]:
+    """The kernels that the latest interpreted call ran."""
+    return list(_last_launches)
+
+
+def configuration(index: int) -> contextlib.AbstractContextManager[None]:
+    """Calls inside use each kernel's configuration number `index`, or its last."""
+    return _with_settings(replace(_settings, configuration=index))
+
+
+def budget(seconds: float, over: str) -> contextlib.AbstractContextManager[None]:
+    """Calls inside may take `seconds`; `over` is "raise" or "eager"."""
+    return _with_settings(replace(_settings, budget_s=seconds, over_budget=over))
 
 
 @contextlib.contextmanager
-def configuration(index: int) -> Iterator[None]:
-    """Calls inside use each kernel's configuration number `index`, or its last."""
-    global _configuration
-    before, _configuration = _configuration, index
+def _with_settings(settings: Settings) -> Iterator[None]:
+    global _settings
+    before, _settings = _settings, settings
     try:
         yield
     finally:
-        _configuration = before
+        _settings = before
 
 
 def install(
@@ -71,20 +95,22 @@ def install(
     `budget_s` bounds a call's estimated time; `over_budget` is "raise" or "eager". Raises
     GraftError as `fakegpu.install` and `interpret.require` do.
     """
+    global _settings
     if over_budget not in ("raise", "eager"):
         raise GraftError(f"over_budget is {over_budget!r}; expected 'raise' or 'eager'")
+    _settings = Settings(0, budget_s, over_budget)
     interpret.require()
     fakegpu.install(device)
     interpret.install()
     _keep_seeds_on_cpu()
-    _compile_on(torch.device("cuda", 0), budget_s, over_budget)
+    _compile_on(torch.device("cuda", 0))
     _make_tensors_on_cpu()
 
 
 # --- compiling -----------------------------------------------------------------------------------
 
 
-def _compile_on(device: torch.device, budget_s: float, over_budget: str) -> None:
+def _compile_on(device: torch.device) -> None:
     import torch._functorch.aot_autograd as aot_autograd
     import torch._inductor.compile_fx as compile_fx
 
@@ -114,7 +140,7 @@ def _compile_on(device: torch.device, budget_s: float, over_budget: str) -> None
         runner = getattr(compiled, "current_callable", None)
         if runner is None:  # a graph without a call: nothing was generated
             return _boxed(functools.partial(interpret.call, compiled))
-        compiled.current_callable = _Runner(runner, reference, budget_s, over_budget)
+        compiled.current_callable = _Runner(runner, reference)
         return compiled
 
     aot_autograd.process_inputs = process_inputs_on_gpu
@@ -160,39 +186,41 @@ def _name_device(gm: torch.fx.GraphModule, device: torch.device) -> None:
 
 @dataclass
 class _Runner:
-    """A compiled graph on CPU tensors: interpreted within the budget, else as `over_budget` says."""
+    """A compiled graph on CPU tensors: interpreted within the budget, else as the settings say."""
 
     compiled: Callable[[list[Any]], Any]
     reference: torch.fx.GraphModule
-    budget_s: float
-    over_budget: str
 
     def __call__(self, args: list[Any]) -> Any:
+        try:
+            outputs = self.interpret(args)
+            tally.interpreted += 1
+        except interpret.OverBudget:
+            if _settings.over_budget == "raise":
+                raise
+            outputs = _eagerly(self.reference, args)
+            tally.code_only += 1
+        args.clear()
+        return outputs
+
+    def interpret(self, args: list[Any]) -> Any:
+        """Raises OverBudget, with the inputs as they were."""
         tensors = [x for x in args if isinstance(x, torch.Tensor)]
         size = sum(x.nbytes for x in tensors)
-        if size <= MAX_INPUT_BYTES:
-            # The wrapper may have written to its inputs before a later kernel is refused.
-            inputs = list(args)
-            before = [(x, x.clone()) for x in tensors]
+        if size > MAX_INPUT_BYTES:
+            raise interpret.OverBudget(
+                f"{size >> 20} MiB of inputs; the interpreter tries {MAX_INPUT_BYTES >> 20} MiB"
+            )
+        # The wrapper may have written to its inputs before a later kernel is refused.
+        before = [(x, x.clone()) for x in tensors]
+        with interpret.executing(_settings.configuration, _settings.budget_s) as execution:
             try:
-                with interpret.executing(_configuration, self.budget_s):
-                    outputs = interpret.call(self.compiled, inputs)
+                outputs = interpret.call(self.compiled, args)
             except interpret.OverBudget:
-                if self.over_budget == "raise":
-                    raise
                 for tensor, saved in before:
                     tensor.copy_(saved)
-            else:
-                tally.interpreted += 1
-                args.clear()
-                return outputs
-        elif self.over_budget == "raise":
-            raise interpret.OverBudget(
-                f"{size / 2**20:.0f} MiB of inputs; the interpreter tries {MAX_INPUT_BYTES >> 20}"
-            )
-        outputs = _eagerly(self.reference, args)
-        tally.code_only += 1
-        args.clear()
+                raise
+        _last_launches[:] = execution.launches
         return outputs
 
 

@@ -1,0 +1,224 @@
+"""A function or a training step -> the graphs that Inductor is given.
+
+Dynamo, AOTAutograd, Inductor's joint passes and the partitioner all run as they do in
+`torch.compile`. On a described GPU the tensors are fake and nothing is executed; on a real one the
+step runs, forward and backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from graft.cases import DTYPES, Case, Shape
+from graft.lab import fakegpu
+
+# As `torch._inductor.compile_fx.compile_fx_inner`: (graph, example inputs, **options) -> callable.
+Compiler = Callable[..., Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph as Inductor receives it: aten's operators on the GPU's tensors.
+
+    `inputs` are what Inductor is given beside it: tensors, fake ones on a described GPU, and
+    integers, symbolic where a size is dynamic. `options` are the keywords of `compile_fx_inner`
+    that are data.
+    """
+
+    name: str
+    module: torch.fx.GraphModule
+    inputs: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_DATA_OPTIONS = ("is_backward", "is_inference", "static_input_idxs")
+
+
+def graph(module: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Graph:
+    """What an `inner_compile` was called with, named for the part of the step that it is."""
+    kept = {key: options[key] for key in _DATA_OPTIONS if options.get(key) is not None}
+    if kept.get("is_backward"):
+        name = "backward"
+    elif kept.get("is_inference"):
+        name = "graph"
+    else:
+        name = "forward"
+    return Graph(name, module, tuple(inputs), kept)
+
+
+def trace(
+    case: Case,
+    shape: Shape,
+    dtype: str,
+    compiler: Compiler | None = None,
+    *,
+    dynamic: bool = False,
+) -> list[Graph]:
+    """The graphs of `case`, in the order that Inductor compiles them.
+
+    `compiler` compiles each as it comes (the backward's tensors have the strides that the compiled
+    forward gave them); without one, nothing is compiled. Where `dynamic`, the first size of `shape`
+    is symbolic. Needs a described GPU (`fakegpu.install`) or a real one.
+    """
+    case.check_shape(shape)
+    case.check_dtype(dtype)
+    torch._dynamo.reset()
+    graphs: list[Graph] = []
+
+    def inner(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        # Compiling changes the graph; what is kept is the graph as it came.
+        graphs.append(graph(_copy(module), inputs, options))
+        return _skip if compiler is None else compiler(module, inputs, **options)
+
+    device = torch.device("cuda", 0)
+    if fakegpu.installed() is not None:
+        _trace_fake(case, shape, DTYPES[dtype], device, inner, dynamic)
+    else:
+        _run_real(case, shape, DTYPES[dtype], device, inner, dynamic)
+    return graphs
+
+
+def _skip(*args: Any) -> None:
+    """A compiled graph that is never called."""
+
+
+def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    with torch.utils._python_dispatch._disable_current_modes():
+        return torch.fx.GraphModule(module, _copy_graph(module.graph))
+
+
+def _copy_graph(source: torch.fx.Graph) -> torch.fx.Graph:
+    target = torch.fx.Graph()
+    output = target.graph_copy(source, {})
+    target.output(output)
+    last = next(iter(reversed(target.nodes)))
+    last.meta = dict(next(iter(reversed(source.nodes))).meta)
+    return target
+
+
+def _trace_fake(
+    case: Case,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    inner: Compiler,
+    dynamic: bool,
+) -> None:
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        # Dynamo's own fake tensors carry the symbolic sizes; the inputs themselves do not.
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        fakes = [node.meta["example_value"] for node in placeholders]
+        compile_fx(module, fakes, inner_compile=inner)
+        return module.forward
+
+    # Outside the fake mode, where converting a module's dtype still works; meta tensors are free.
+    model = case.model(torch.device("meta")) if case.model else None
+    with tracing(), FakeTensorMode(shape_env=ShapeEnv()):
+        inputs = case.inputs(shape, dtype, device)
+        _mark(inputs, dynamic)
+        if model is not None:
+            _describe_module(model, device)
+            inputs = (model, *inputs)
+        torch.compile(case.fn, backend=backend, dynamic=None if dynamic else False)(*inputs)
+
+
+def _run_real(
+    case: Case,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    inner: Compiler,
+    dynamic: bool,
+) -> None:
+    step = real_step(case, shape, dtype, device, inner, dynamic)
+    step()
+
+
+def real_step(
+    case: Case,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    inner: Compiler,
+    dynamic: bool = False,
+) -> Callable[[], Any]:
+    """The case, compiled by `inner`, as something to call on a real GPU; backward included."""
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(module, inputs, inner_compile=inner)
+
+    inputs = case.inputs(shape, dtype, device)
+    _mark(inputs, dynamic)
+    if case.model is not None:
+        inputs = (case.model(device), *inputs)
+    with tracing():
+        compiled = torch.compile(case.fn, backend=backend, dynamic=None if dynamic else False)
+
+    def step() -> Any:
+        with tracing():
+            result = compiled(*inputs)
+            if isinstance(result, torch.Tensor) and result.requires_grad:
+                result.sum().backward()
+            return result
+
+    return step
+
+
+def _mark(inputs: Sequence[Any], dynamic: bool) -> None:
+    """Make the size that all inputs of a dynamic case share, the first, a symbol."""
+    if not dynamic:
+        return
+    rows = inputs[0].shape[0]
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows:
+            torch._dynamo.mark_dynamic(value, 0)
+
+
+def _describe_module(module: nn.Module, device: torch.device) -> None:
+    """Put fake tensors on `device` in the place of a meta module's parameters and buffers."""
+    made: dict[torch.Tensor, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in made:
+            made[tensor] = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+            )
+            if isinstance(tensor, nn.Parameter):
+                made[tensor] = nn.Parameter(made[tensor], requires_grad=tensor.requires_grad)
+        return made[tensor]
+
+    for child in module.modules():
+        for kind in (child._parameters, child._buffers):
+            for name, tensor in kind.items():
+                if tensor is not None:
+                    kind[name] = fake(tensor)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Settings under which every graph of a step is compiled, compiled now, and in this process."""
+    import torch._dynamo.config as dynamo_config
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    with (
+        dynamo_config.patch(automatic_dynamic_local_pgo=False),
+        functorch_config.patch(
+            enable_autograd_cache=False,
+            # Otherwise a backward with symbolic sizes waits until it is called.
+            force_non_lazy_backward_lowering=True,
+        ),
+        inductor_config.patch(fx_graph_cache=False, compile_threads=1),
+    ):
+        yield
