@@ -1,0 +1,1 @@
+"""Measure compiled code side by side: stock, patched, eager and peers, each checked first."""

@@ -1,0 +1,419 @@
+"""Runs points over contenders and GPUs: a lane a GPU, a worker a contender in it, turn by turn."""
+
+from __future__ import annotations
+
+import os
+import queue
+import statistics
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from graft import caches
+from graft.bench.plan import Contender, Point
+from graft.bench.protocol import Message, Remote, WorkerLost
+from graft.bench.results import Journal, Row
+from graft.bench.stats import paired_ratio, spread
+from graft.errors import GraftError
+from graft.pins import ROOT
+
+WORKER = ("-m", "graft.bench.worker")
+# Work that outlasts this is not disturbed by what came before it, and is dear to repeat.
+_LONG_US = 5e3
+_HELLO_TIMEOUT_S = 180.0
+_COPY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure: `rounds` turns of `samples` each, at least 30 together.
+
+    `long_samples` is for work of more than 5 ms. `timeout_s` bounds a preparation, and
+    a round. `serial` compiles one contender after the other, which compile times to be compared
+    need; otherwise they compile at the same time.
+    """
+
+    rounds: int = 10
+    samples: int = 5
+    long_samples: int = 3
+    timeout_s: float = 300.0
+    serial: bool = False
+    autotune: bool = False
+    peer_paths: tuple[str, ...] = ()
+    worker: tuple[str, ...] = WORKER
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The clock's part, as result files hold it."""
+        return {
+            "rounds": self.rounds,
+            "samples": self.samples,
+            "long_samples": self.long_samples,
+            "serial": self.serial,
+        }
+
+
+class LaneLost(Exception):
+    """A GPU on which no worker starts: the text says what was seen."""
+
+
+class _Seat:
+    """A contender on one GPU: its worker, which is replaced when it is lost."""
+
+    def __init__(self, contender: Contender, gpu: str, settings: Settings, scratch: Path) -> None:
+        self.contender = contender
+        self.absent: str | None = None
+        self.about: Message = {}
+        self._settings = settings
+        self._scratch = scratch
+        self._gpu = gpu
+        self._remote: Remote | None = None
+
+    @property
+    def label(self) -> str:
+        return self.contender.label
+
+    def start(self) -> None:
+        """Have a worker that has said hello. Raises LaneLost when none starts."""
+        if self._remote is not None or self.absent:
+            return
+        argv = (*self.contender.python, *self._settings.worker)
+        remote = Remote(argv, self._environment(), self._scratch / "worker.log")
+        hello = {
+            "do": "hello",
+            "impl": self.contender.impl,
+            "knobs": dict(self.contender.knobs),
+            "paths": list(self._settings.peer_paths),
+            "autotune": self._settings.autotune,
+        }
+        try:
+            reply = remote.call(hello, _HELLO_TIMEOUT_S)
+        except WorkerLost as lost:
+            raise LaneLost(f"{self.label}: {lost}") from None
+        if not reply["ok"]:
+            remote.close()
+            if reply["kind"] == "knob":
+                raise GraftError(f"--set {self.label}: {reply['error']}")
+            raise LaneLost(f"{self.label}: {reply['error']}")
+        if "absent" in reply:
+            self.absent = reply["absent"]
+            remote.close()
+            return
+        self.about = {name: value for name, value in reply.items() if name != "ok"}
+        self._remote = remote
+
+    def send(self, message: Message) -> None:
+        assert self._remote is not None
+        try:
+            self._remote.send(message)
+        except WorkerLost:
+            self._remote = None
+            raise
+
+    def receive(self, timeout_s: float) -> Message:
+        """The reply. A worker that is lost, or says that it cannot go on, is dropped."""
+        assert self._remote is not None
+        try:
+            reply = self._remote.receive(timeout_s)
+        except WorkerLost:
+            self._remote = None
+            raise
+        if reply.get("fatal"):
+            self.close()
+        return reply
+
+    def close(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+            self._remote = None
+
+    def kill(self) -> None:
+        if self._remote is not None:
+            self._remote.kill()
+            self._remote = None
+
+    def _environment(self) -> dict[str, str]:
+        """Its own compile caches, empty at the start; its GPU; a share of the cores."""
+        env = caches.stock_environ(self._settings.env)
+        workers = max(1, int(env.get("GRAFT_BENCH_WORKERS", "2")))
+        cores = len(os.sched_getaffinity(0))
+        env |= {
+            "CUDA_VISIBLE_DEVICES": self._gpu,
+            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONUNBUFFERED": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "inductor"),
+            "TRITON_HOME": str(self._scratch / "triton"),
+        }
+        env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, cores // workers))))
+        return env
+
+
+class Lane:
+    """One GPU with a worker for each contender. They hold it in turn."""
+
+    def __init__(
+        self, gpu: str, contenders: Sequence[Contender], settings: Settings, scratch: Path
+    ) -> None:
+        self.gpu = gpu
+        self.error: str | None = None
+        self.about: Message = {}
+        self.copy_gb_per_s: Message = {}
+        self._settings = settings
+        self.seats = []
+        for contender in contenders:
+            own = scratch / f"gpu{gpu}-{contender.label}"
+            own.mkdir(parents=True, exist_ok=True)
+            self.seats.append(_Seat(contender, gpu, settings, own))
+
+    def open(self) -> None:
+        """Start the workers and measure the copy bandwidth. Raises LaneLost."""
+        for seat in self.seats:
+            seat.start()
+        present = [seat for seat in self.seats if not seat.absent]
+        if not present:
+            raise LaneLost("; ".join(f"{seat.label}: {seat.absent}" for seat in self.seats))
+        self.about = present[0].about
+        try:
+            present[0].send({"do": "copy"})
+            reply = present[0].receive(_COPY_TIMEOUT_S)
+        except WorkerLost as lost:
+            raise LaneLost(f"copy bandwidth: {lost}") from None
+        if not reply.pop("ok"):
+            raise LaneLost(f"copy bandwidth: {reply['error']}")
+        self.copy_gb_per_s = reply
+
+    def close(self) -> None:
+        for seat in self.seats:
+            seat.close()
+
+    def kill(self) -> None:
+        for seat in self.seats:
+            seat.kill()
+
+    def measure(self, point: Point) -> Row:
+        """The row of a point: every contender prepared, then timed in turns.
+
+        What goes wrong with one contender is its entry's error. Raises LaneLost when a worker
+        that was lost cannot be started again.
+        """
+        for seat in self.seats:
+            seat.start()
+        row: Row = {**point.as_dict(), "gpu": self.gpu, "times": {}}
+        times: dict[str, Message] = row["times"]
+        facts = self._prepare(point, times)
+        ready = [seat for seat in self.seats if seat.label in facts]
+        rounds = self._rounds(ready, facts, times)
+        self._release()
+        bytes_moved = next((f.get("bytes") for f in facts.values() if f.get("bytes")), None)
+        if bytes_moved:
+            row["bytes"] = bytes_moved
+            row["limit_us"] = round(bytes_moved / self.copy_gb_per_s["median"] / 1e3, 2)
+        for label, samples in rounds.items():
+            times[label] = self._time(facts[label], samples, row.get("limit_us"))
+        base = self.seats[0].label
+        if base in rounds:
+            row["speedup"] = {
+                label: paired_ratio(rounds[base], rounds[label]).as_dict(4)
+                for label in rounds
+                if label != base
+            }
+        row["times"] = {seat.label: times[seat.label] for seat in self.seats}
+        return row
+
+    def _prepare(self, point: Point, times: dict[str, Message]) -> dict[str, Message]:
+        request = {
+            "do": "prepare",
+            "case": point.case,
+            "shape": list(point.shape),
+            "dtype": point.dtype,
+            "corpus": point.corpus,
+            "seed": zlib.crc32(point.key.encode()),
+        }
+        facts: dict[str, Message] = {}
+        groups = [[seat] for seat in self.seats] if self._settings.serial else [self.seats]
+        for group in groups:
+            asked = []
+            for seat in group:
+                if seat.absent:
+                    times[seat.label] = {"absent": seat.absent}
+                    continue
+                try:
+                    seat.send(request)
+                    asked.append(seat)
+                except WorkerLost as lost:
+                    times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
+            for seat in asked:
+                try:
+                    reply = seat.receive(self._settings.timeout_s)
+                except WorkerLost as lost:
+                    times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
+                    continue
+                if reply.pop("ok"):
+                    facts[seat.label] = reply
+                elif reply["kind"] == "absent":
+                    times[seat.label] = {"absent": reply["error"]}
+                else:
+                    times[seat.label] = _error(reply["kind"], reply["error"]) | _shown(
+                        reply.get("facts", {})
+                    )
+        return facts
+
+    def _rounds(
+        self,
+        ready: list[_Seat],
+        facts: Mapping[str, Message],
+        times: dict[str, Message],
+    ) -> dict[str, list[list[float]]]:
+        """Samples by label and round. Every other round goes the other way around."""
+        rounds: dict[str, list[list[float]]] = {seat.label: [] for seat in ready}
+        longest = max((facts[seat.label].get("estimate_us", 0.0) for seat in ready), default=0.0)
+        samples = self._settings.long_samples if longest > _LONG_US else self._settings.samples
+        for turn in range(self._settings.rounds):
+            for seat in list(ready if turn % 2 == 0 else reversed(ready)):
+                try:
+                    seat.send({"do": "measure", "samples": samples})
+                    reply = seat.receive(self._settings.timeout_s)
+                    problem = None if reply["ok"] else _error(reply["kind"], reply["error"])
+                except WorkerLost as lost:
+                    problem = _error(lost.kind, f"{lost} (timing)")
+                if problem is None:
+                    rounds[seat.label].append(reply["us"])
+                else:
+                    times[seat.label] = problem
+                    ready.remove(seat)
+                    del rounds[seat.label]
+        return rounds
+
+    def _release(self) -> None:
+        """Give the case's memory back; a worker that is lost here is replaced at the next case."""
+        for seat in self.seats:
+            if seat._remote is not None:
+                try:
+                    seat.send({"do": "release"})
+                    seat.receive(_COPY_TIMEOUT_S)
+                except WorkerLost:
+                    continue
+
+    @staticmethod
+    def _time(facts: Message, rounds: list[list[float]], limit_us: float | None) -> Message:
+        us = spread([sample for turn in rounds for sample in turn]).as_dict(2)
+        out: Message = {"us": us}
+        if limit_us:
+            out["sol"] = round(limit_us / us["median"], 4)
+        # How far apart the turns of one contender are: what a difference has to exceed.
+        medians = [statistics.median(turn) for turn in rounds]
+        out["between_rounds"] = round((max(medians) - min(medians)) / us["median"], 4)
+        return out | _shown(facts)
+
+
+def _shown(facts: Message) -> Message:
+    """The facts that a row keeps."""
+    hidden = ("bytes", "estimate_us", "ok")
+    return {name: value for name, value in facts.items() if name not in hidden}
+
+
+def _error(kind: str, message: str) -> Message:
+    return {"error": {"kind": kind, "message": _without_paths(message)}}
+
+
+def _without_paths(message: str) -> str:
+    """An error's text without this machine's folders: results are committed."""
+    for folder, name in (
+        (str(ROOT), "."),
+        (tempfile.gettempdir(), "$TMP"),
+        (str(Path.home()), "~"),
+    ):
+        message = message.replace(folder, name)
+    return message
+
+
+def run(
+    points: Sequence[Point],
+    contenders: Sequence[Contender],
+    gpus: Sequence[str],
+    settings: Settings,
+    journal: Journal,
+    on_row: Callable[[Row], None] = lambda row: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> list[Lane]:
+    """Measure what the journal lacks of `points`, each on one of `gpus`; return the lanes.
+
+    A GPU on which no worker starts, or on which one cannot be started again, is noted and left
+    out, and its point goes back to the others. Raises GraftError when none is left with points
+    still to do; what was measured is in the journal.
+    """
+    work: queue.SimpleQueue[Point] = queue.SimpleQueue()
+    todo = [point for point in points if point.key not in journal.done]
+    for point in todo:
+        work.put(point)
+    left = len(todo)
+    lock = threading.Lock()
+    failure: list[BaseException] = []
+    stop = threading.Event()
+
+    def serve(lane: Lane) -> None:
+        nonlocal left
+        try:
+            lane.open()
+            while not stop.is_set():
+                try:
+                    point = work.get(timeout=0.2)
+                except queue.Empty:
+                    with lock:
+                        if not left:
+                            return
+                    continue  # another lane may yet fail and give its point back
+                try:
+                    row = lane.measure(point)
+                except LaneLost:
+                    work.put(point)
+                    raise
+                if stop.is_set():
+                    return  # its workers were killed under it
+                with lock:
+                    journal.append(row)
+                    left -= 1
+                    on_row(row)
+        except LaneLost as lost:
+            lane.error = _without_paths(str(lost))
+            on_note(f"GPU {lane.gpu}: {lost}; left out")
+        except BaseException as error:
+            failure.append(error)
+            stop.set()
+        finally:
+            if stop.is_set():
+                lane.kill()
+            else:
+                lane.close()
+
+    with tempfile.TemporaryDirectory(prefix="graft-bench-", ignore_cleanup_errors=True) as scratch:
+        shared = {**settings.env, "GRAFT_BENCH_WORKERS": str(len(gpus) * len(contenders))}
+        settings = replace(settings, env=shared)
+        lanes = [Lane(gpu, contenders, settings, Path(scratch)) for gpu in gpus]
+        if not todo:
+            return lanes
+        threads = [threading.Thread(target=serve, args=(lane,), daemon=True) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)
+        except BaseException:
+            stop.set()
+            for lane in lanes:
+                lane.kill()
+            raise
+    if failure:
+        raise failure[0]
+    if left:
+        said = "; ".join(f"GPU {lane.gpu}: {lane.error}" for lane in lanes if lane.error)
+        raise GraftError(
+            f"no GPU is left, and {left} of {len(todo)} points are not measured ({said})",
+            next="the same command, which goes on where this one ended",
+        )
+    return lanes

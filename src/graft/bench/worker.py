@@ -1,0 +1,442 @@
+"""The process that compiles, checks and times cases on one GPU: `python -m graft.bench.worker`.
+
+One a contender and GPU, by the stock interpreter or the patched one. It serves the requests of
+`graft.bench.protocol`:
+
+- `hello {impl, knobs, paths, autotune}`: what runs here (GPU, driver, torch, triton), or
+  `absent: why`;
+- `copy`: the copy bandwidth;
+- `prepare {case, shape, dtype, corpus, seed}`: compile, check, capture; the row's facts;
+- `measure {samples}`: microseconds of each of the next samples of the prepared case;
+- `release`: drop the prepared case and its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import site
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import metrics
+
+from graft.bench import corpus, gate, peers
+from graft.bench.autograd import Backward
+from graft.bench.clock import Clock, Replay
+from graft.bench.protocol import Message, serve
+from graft.cases import DTYPES
+
+_WARMUPS = 2
+_PROFILED_STEPS = 3
+# After one of these the process has no working CUDA context any more.
+_FATAL = re.compile(
+    r"illegal memory access|illegal instruction|misaligned address|device-side assert"
+    r"|unspecified launch failure|launch timed out|ECC|context is destroyed",
+    re.IGNORECASE,
+)
+
+
+class CaseError(Exception):
+    """Why a case has no time: `kind` is wrong, oom, absent, crash or error.
+
+    `facts` are what was found out before, such as the errors of a wrong case's outputs.
+    """
+
+    def __init__(
+        self, kind: str, message: str, fatal: bool = False, facts: Message | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.fatal = fatal
+        self.facts = facts or {}
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Worker:
+    """Holds at most one prepared case. Its methods are the verbs of the protocol."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
+        self.impl = "compile"
+        self.knobs: dict[str, Any] = {}
+        self.autotune = False
+        self.replay: Replay | None = None
+        self._inputs: Any = None  # a graph reads them and does not hold them
+        self.clock: Clock | None = None
+
+    def __call__(self, message: Message) -> Message:
+        verb = message.pop("do")
+        methods: dict[str, Callable[..., Message]] = {
+            "hello": self.hello,
+            "copy": self.copy,
+            "prepare": self.prepare,
+            "measure": self.measure,
+            "release": self.release,
+        }
+        return methods[verb](**message)
+
+    def hello(
+        self,
+        impl: str,
+        knobs: dict[str, Any],
+        paths: Sequence[str] = (),
+        autotune: bool = False,
+    ) -> Message:
+        """Take the contender's role; `paths` are folders of packages that peers need."""
+        for path in paths:
+            site.addsitedir(path)
+            sys.path.insert(0, path)
+        known = inductor_config.get_config_copy()
+        unknown = [knob for knob in knobs if knob not in known]
+        if unknown:
+            raise CaseError("knob", f"torch._inductor.config has no {', '.join(unknown)}")
+        if not torch.cuda.is_available():
+            raise CaseError("gpu", "torch.cuda finds no GPU")
+        self.impl, self.knobs, self.autotune = impl, knobs, autotune
+        about: Message = {"python": sys.version.split()[0]}
+        if impl in peers.PEERS:
+            absent = peers.absence(impl)
+            if absent:
+                return {"absent": absent}
+            about["version"] = peers.version(impl)
+        self.clock = Clock(self.device)
+        torch.cuda.set_stream(self.clock.stream)
+        if impl == "compile":
+            _warm_compiler(self.device)
+        return about | _environment(self.device, self.clock)
+
+    def copy(self) -> Message:
+        found = self._clock.copy_gb_per_s().as_dict(1)
+        torch.cuda.empty_cache()
+        return found
+
+    def prepare(
+        self,
+        case: str,
+        shape: list[int],
+        dtype: str,
+        corpus: str | None = None,
+        seed: int = 0,
+    ) -> Message:
+        """Compile, check against float64, capture. A wrong case is a CaseError with its checks."""
+        self.release()
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.impl == "compile":
+                    stack.enter_context(inductor_config.patch(self.knobs))
+                    stack.enter_context(_functorch_config(donated_buffer=False))
+                return self._prepare(case, tuple(shape), dtype, corpus, seed)
+        except Exception as error:
+            failure = _failure(error)
+        # Outside the handler: its traceback holds the case's tensors until here.
+        if not failure.fatal:
+            self.release()
+        raise failure
+
+    def measure(self, samples: int) -> Message:
+        if self.replay is None:
+            raise CaseError("error", "nothing is prepared")
+        try:
+            # The first launch after another process ran on the GPU is not like the others.
+            times = self._clock.time_us(self.replay.launch, samples + 1)[1:]
+        except RuntimeError as error:
+            raise CaseError("crash", _first_words(error), fatal=True) from error
+        return {"us": [round(us, 3) for us in times]}
+
+    def release(self) -> Message:
+        self.replay = self._inputs = None
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return {}
+
+    @property
+    def _clock(self) -> Clock:
+        if self.clock is None:
+            raise CaseError("error", "no hello before this request")
+        return self.clock
+
+    def _prepare(
+        self, name: str, shape: tuple[int, ...], dtype: str, folder: str | None, seed: int
+    ) -> Message:
+        torch.manual_seed(seed)
+        case = corpus.load(Path(folder), name) if folder else _find(name)
+        if case.model is not None:
+            return self._prepare_step(case, shape, DTYPES[dtype], seed)
+        inputs = case.inputs(shape, DTYPES.get(dtype), self.device)
+        eager = gate.tensors(case.fn(*inputs))
+        refs = gate.reference(case.fn, inputs)
+
+        metrics.reset()
+        gate.poison([*eager, *gate.tensors(inputs)])
+        started = time.perf_counter()
+        run = self._callable(case, inputs)
+        outs = gate.tensors(run())
+        torch.cuda.synchronize()
+        compile_s = time.perf_counter() - started
+        facts = self._facts(compile_s)
+
+        layout = self.impl == "compile" and not isinstance(case.fn, Backward)
+        checks = gate.check_all(outs, refs, eager, layout)
+        facts["outputs"] = [check.as_dict() for check in checks]
+        wrong = [f"output {check.name}: {check.wrong}" for check in checks if check.wrong]
+        if wrong and not getattr(case, "random", False):
+            raise CaseError("wrong", "; ".join(wrong), facts=facts)
+        facts["bytes"] = (
+            case.bytes_moved(shape, DTYPES[dtype])
+            if case.bytes_moved is not None
+            else sum(t.nbytes for t in _distinct([*gate.tensors(inputs), *eager]))
+        )
+        expected = [out.clone() for out in outs]
+        del outs, refs, eager
+
+        facts["peak_bytes"] = self._peak(run)
+        for _ in range(_WARMUPS):
+            run()
+        torch.cuda.synchronize()
+        self.replay = self._clock.capture(run)
+        self._inputs = inputs
+        estimate = self._clock.time_us(self.replay.launch, 2)[-1]
+        again = gate.tensors(self.replay.outputs)
+        facts |= {
+            "kernels": self.replay.kernels,
+            "memops": self.replay.memops,
+            "captured": self.replay.captured,
+            "estimate_us": round(estimate, 2),
+        }
+        if self.impl == "compile":
+            facts["repeatable"] = all(map(_same_bits, again, expected))
+        return facts
+
+    def _callable(self, case: Any, inputs: Sequence[Any]) -> Callable[[], Any]:
+        """What is timed: the case, compiled or not or a peer's, bound to its inputs."""
+        if self.impl in peers.PEERS:
+            kernel = peers.kernel(self.impl, case.name, self.autotune)
+            if kernel is None:
+                raise CaseError("absent", f"{self.impl} has no kernel for {case.name}")
+            return kernel(*inputs)
+        compiled: Callable[..., Any] = (
+            (lambda fn: fn)
+            if self.impl == "eager"
+            else (lambda fn: torch.compile(fn, dynamic=False, fullgraph=True))
+        )
+        if isinstance(case.fn, Backward):
+            return case.fn.prepare(compiled(case.fn.forward), inputs)
+        fn = compiled(case.fn)
+        return lambda: fn(*inputs)
+
+    def _facts(self, compile_s: float) -> Message:
+        if self.impl != "compile":
+            return {}
+        return {
+            "compile_s": round(compile_s, 3),
+            "generated_kernels": metrics.generated_kernel_count,
+            "mix_order": metrics.codegen_mix_order_reduction,
+        }
+
+    def _peak(self, run: Callable[[], Any]) -> int:
+        """Bytes allocated at the height of one run, above what was there before it."""
+        torch.cuda.synchronize()
+        gc.collect()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        run()
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+    def _prepare_step(
+        self, case: Any, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+    ) -> Message:
+        """A training step: forward, loss, backward. Its split comes from the profiler."""
+        if self.impl in peers.PEERS:
+            raise CaseError("absent", f"{self.impl} runs no whole training step")
+        model = case.model(self.device)
+        inputs = case.inputs(shape, dtype, self.device)
+        params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+        def loss_of(*args: Any) -> torch.Tensor:
+            out: torch.Tensor = case.fn(model, *args)
+            return out
+
+        def step(forward: Callable[..., torch.Tensor]) -> torch.Tensor:
+            model.zero_grad(set_to_none=True)
+            loss = forward(*inputs)
+            loss.backward()
+            return loss.detach()
+
+        def results(loss: torch.Tensor) -> dict[str, torch.Tensor]:
+            grads = {name: p.grad for name, p in params.items() if p.grad is not None}
+            return {"loss": loss, **{name: grad.detach() for name, grad in grads.items()}}
+
+        refs = _step_reference(case, model, inputs)
+        eager = results(step(loss_of))
+        metrics.reset()
+        torch._dynamo.reset()
+        forward = loss_of
+        if self.impl == "compile":
+            forward = torch.compile(loss_of, dynamic=False)
+        started = time.perf_counter()
+        outs = results(step(forward))
+        torch.cuda.synchronize()
+        facts = self._facts(time.perf_counter() - started)
+        if outs.keys() != refs.keys():
+            raise CaseError("wrong", f"gradients of {sorted(outs.keys() ^ refs.keys())} differ")
+        checks = [
+            gate.check(name, outs[name], refs[name], eager[name], layout=False) for name in refs
+        ]
+        # The loss and the gradient that is furthest off stand for the hundreds that there are.
+        worst = max(checks[1:], key=lambda check: check.error)
+        facts["outputs"] = [check.as_dict() for check in (checks[0], worst)]
+        wrong = [f"{check.name}: {check.wrong}" for check in checks if check.wrong]
+        if wrong:
+            raise CaseError("wrong", "; ".join(wrong[:3]), facts=facts)
+        del refs, eager, outs
+        facts["peak_bytes"] = self._peak(lambda: step(forward))
+        for _ in range(_WARMUPS):
+            step(forward)
+        torch.cuda.synchronize()
+        self.replay = Replay(lambda: step(forward), None, captured=False)
+        facts |= _profile(lambda: step(forward)) | {
+            "captured": False,
+            "estimate_us": round(self._clock.time_us(self.replay.launch, 2)[-1], 2),
+        }
+        return facts
+
+
+def _failure(error: Exception) -> CaseError:
+    """What a preparation raised, as the reply's error, without the traceback."""
+    if isinstance(error, CaseError):
+        return CaseError(error.kind, str(error), error.fatal, error.facts)
+    if isinstance(error, torch.OutOfMemoryError):
+        return CaseError("oom", _first_words(error))
+    fatal = bool(_FATAL.search(str(error)))
+    text = f"{type(error).__name__}: {_first_words(error)}"
+    return CaseError("crash" if fatal else "error", text, fatal)
+
+
+def _find(name: str) -> Any:
+    from graft import cases
+
+    return cases.find(name)
+
+
+def _functorch_config(**changes: Any) -> Any:
+    from torch._functorch import config
+
+    return config.patch(**changes)
+
+
+def _warm_compiler(device: torch.device) -> None:
+    """Start the compile processes and load what the first compile loads, so that no case pays."""
+    x = torch.ones(64, 64, device=device)
+    torch.compile(lambda x: (x * 2).sum(1), dynamic=False)(x)
+    torch.cuda.synchronize()
+    torch._dynamo.reset()
+
+
+def _environment(device: torch.device, clock: Clock) -> Message:
+    import triton
+
+    props = torch.cuda.get_device_properties(device)
+    return {
+        "torch": torch.__version__,
+        "git": torch.version.git_version,
+        "triton": triton.__version__,
+        "gpu": props.name,
+        "capability": [props.major, props.minor],
+        "sms": props.multi_processor_count,
+        "memory_bytes": props.total_memory,
+        "l2_bytes": props.L2_cache_size,
+        "flush_bytes": clock.flush_bytes,
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str:
+    """The driver's version as the kernel module says it, or what CUDA of it supports."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text()
+        found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
+        if found:
+            return found.group(1)
+    return f"CUDA {torch.version.cuda}"
+
+
+def _distinct(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each storage once: views of one tensor move its bytes once."""
+    return list({t.untyped_storage().data_ptr(): t for t in found}.values())
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    pair = (value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right))
+    return torch.equal(*pair)
+
+
+def _first_words(error: BaseException, limit: int = 300) -> str:
+    """The first line that says something, cut to `limit` characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else "")[:limit]
+
+
+def _step_reference(case: Any, model: Any, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Loss and gradients in float64, one element of the batch at a time.
+
+    The whole batch's float64 activations would not fit. The loss is a mean over the batch, so
+    that loss and gradients are the means of the elements'.
+    """
+    import copy
+
+    model64 = copy.deepcopy(model).double()
+    batch = inputs[0].shape[0]
+    total = torch.zeros((), dtype=torch.float64, device=inputs[0].device)
+    with gate.float64():
+        for i in range(batch):
+            loss = case.fn(model64, *(gate.upcast(value[i : i + 1]) for value in inputs))
+            (loss / batch).backward()
+            total += loss.detach() / batch
+    grads = {n: p.grad for n, p in model64.named_parameters() if p.grad is not None}
+    return {"loss": total, **grads}
+
+
+def _profile(step: Callable[[], Any]) -> Message:
+    """GPU time of a step by who wrote the kernel: Inductor's Triton kernels, and the rest."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        for _ in range(_PROFILED_STEPS):
+            step()
+        torch.cuda.synchronize()
+    triton = rest = 0.0
+    kernels = memops = 0
+    for event in prof.events():
+        if event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False):
+            continue
+        us = event.time_range.elapsed_us()
+        is_memop = event.name.startswith(("Memcpy", "Memset"))
+        memops += is_memop
+        kernels += not is_memop
+        if event.name.startswith("triton_"):
+            triton += us
+        else:
+            rest += us
+    return {
+        "triton_us": round(triton / _PROFILED_STEPS, 1),
+        "rest_us": round(rest / _PROFILED_STEPS, 1),
+        "kernels": round(kernels / _PROFILED_STEPS),
+        "memops": round(memops / _PROFILED_STEPS),
+    }
+
+
+if __name__ == "__main__":
+    serve(Worker())
