@@ -6,9 +6,9 @@ that file in it, with arguments and result as JSON. `python lab_process.py FILE`
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import runpy
 import subprocess
 import sys
 import traceback
@@ -22,7 +22,7 @@ class LabProcess:
     """One process for many calls: importing torch takes seconds."""
 
     def __init__(self, file: str, python: str = sys.executable) -> None:
-        path = os.pathsep.join([str(SRC), str(Path(__file__).parent)])
+        path = os.pathsep.join([str(SRC), str(Path(file).parent), str(Path(__file__).parent)])
         self.process = subprocess.Popen(
             [python, __file__, file],
             stdin=subprocess.PIPE,
@@ -49,11 +49,11 @@ class LabProcess:
 def main(file: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what torch prints must not be taken for an answer
-    functions = runpy.run_path(file)
+    module = importlib.import_module(Path(file).stem)
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            answer = [functions[f"in_lab_{name}"](*arguments), None]
+            answer = [getattr(module, f"in_lab_{name}")(*arguments), None]
         except Exception:
             answer = [None, traceback.format_exc()]
         print(json.dumps(answer), file=answers, flush=True)
