@@ -48,7 +48,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    results: Mapping[str, Result]  # "module.Class::test" -> its result
+    """A run of pytest. It may be bad without a failed test: a conftest can have checks too."""
+
+    results: Mapping[str, Result]  # "folder.module.Class::test" -> its result
+    ok: bool
     output: str
     seconds: float
 
@@ -69,14 +72,15 @@ def run(
     *,
     cwd: Path,
     args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     limit_s: float = 0,
     timeout_s: float | None = None,
 ) -> Run:
     """Runs `tests` (files or node ids, relative to `cwd`).
 
-    `limit_s` is for each test (0: none), `timeout_s` for the run. Raises GraftError where pytest
-    ends without results: it was killed, crashed, ran out of time, or was called wrongly.
+    `env` adds to the environment (None: takes away). `limit_s` is for each test (0: none),
+    `timeout_s` for the run. Raises GraftError where pytest ends without results: it was killed,
+    crashed, ran out of time, or was called wrongly.
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="graft-junit-") as folder:
@@ -95,9 +99,9 @@ def run(
         if rc not in _RAN or not junit.exists():
             raise GraftError(
                 f"pytest ended without results ({_how(rc)}) in {' '.join(python)}, on "
-                f"{' '.join(tests)}:\n{_tail(output)}"
+                f"{' '.join(tests)}:\n{tail(output)}"
             )
-        return Run(parse(junit.read_bytes()), output, time.monotonic() - begin)
+        return Run(parse(junit.read_bytes()), rc == 0, output, time.monotonic() - begin)
 
 
 def collect(
@@ -106,13 +110,13 @@ def collect(
     *,
     cwd: Path,
     args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
 ) -> tuple[str, ...]:
     """The node ids that pytest finds in `tests`, in its order. Raises GraftError where it fails."""
     options = ["-q", "-p", "no:cacheprovider", "--collect-only", *args]
     rc, output = _pytest(python, [*options, *tests], cwd, env, None)
     if rc not in (0, 5):
-        raise GraftError(f"pytest cannot collect {' '.join(tests)}:\n{_tail(output)}")
+        raise GraftError(f"pytest cannot collect {' '.join(tests)}:\n{tail(output)}")
     return tuple(line for line in output.splitlines() if "::" in line and not line.startswith(" "))
 
 
@@ -144,10 +148,10 @@ def _pytest(
     python: Sequence[str],
     args: Sequence[str],
     cwd: Path,
-    env: Mapping[str, str] | None,
+    env: Mapping[str, str | None] | None,
     timeout_s: float | None,
 ) -> tuple[int, str]:
-    full = {**os.environ, **(env or {})}
+    full = {k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None}
     full["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SRC), full.get("PYTHONPATH"))))
     full.pop("PYTEST_ADDOPTS", None)
     process = subprocess.Popen(
@@ -182,5 +186,6 @@ def _how(rc: int) -> str:
         return f"signal {-rc}"
 
 
-def _tail(output: str, lines: int = 25) -> str:
+def tail(output: str, lines: int = 25) -> str:
+    """Its last lines."""
     return "\n".join(output.rstrip().splitlines()[-lines:])

@@ -25,13 +25,6 @@ FIRST = "[inductor] Count reads in a module of their own\n\nWhy: they were not c
 SECOND = "[inductor] Split by reads\n"
 
 
-@pytest.fixture(scope="session")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> tuple[bases.Base, Path]:
-    folder = tmp_path_factory.mktemp("standin")
-    commit = standin.make_checkout(folder / "checkout")
-    return bases.probe(standin.make_base(folder / "base", commit)), folder / "checkout"
-
-
 @pytest.fixture
 def empty(origin: tuple[bases.Base, Path], tmp_path: Path) -> Project:
     return standin.make_project(tmp_path / "project", *origin)

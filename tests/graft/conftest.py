@@ -1,0 +1,18 @@
+"""What several of the tool's tests stand on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import standin
+
+from graft import bases
+
+
+@pytest.fixture(scope="session")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> tuple[bases.Base, Path]:
+    """A stand-in for an installed torch, and a checkout of the same commit."""
+    folder = tmp_path_factory.mktemp("standin")
+    commit = standin.make_checkout(folder / "checkout")
+    return bases.probe(standin.make_base(folder / "base", commit)), folder / "checkout"
