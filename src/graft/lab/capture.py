@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graft.cases import DTYPES, Case, Shape
+from graft.errors import GraftError
 from graft.lab import fakegpu
 
 # As `torch._inductor.compile_fx.compile_fx_inner`: (graph, example inputs, **options) -> callable.
@@ -38,6 +39,7 @@ class Graph:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+_GPU = torch.device("cuda", 0)
 _DATA_OPTIONS = ("is_backward", "is_inference", "static_input_idxs")
 
 
@@ -61,15 +63,16 @@ def trace(
     *,
     dynamic: bool = False,
 ) -> list[Graph]:
-    """The graphs of `case`, in the order that Inductor compiles them.
+    """The graphs of `case` on the described GPU, in the order that Inductor compiles them.
 
     `compiler` compiles each as it comes (the backward's tensors have the strides that the compiled
     forward gave them); without one, nothing is compiled. Where `dynamic`, the first size of `shape`
-    is symbolic. Needs a described GPU (`fakegpu.install`) or a real one.
+    is symbolic. Needs `fakegpu.install` first.
     """
     case.check_shape(shape)
     case.check_dtype(dtype)
-    torch._dynamo.reset()
+    if fakegpu.installed() is None:
+        raise GraftError("no GPU is described in this process (graft.lab.fakegpu.install)")
     graphs: list[Graph] = []
 
     def inner(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -77,12 +80,45 @@ def trace(
         graphs.append(graph(_copy(module), inputs, options))
         return _skip if compiler is None else compiler(module, inputs, **options)
 
-    device = torch.device("cuda", 0)
-    if fakegpu.installed() is not None:
-        _trace_fake(case, shape, DTYPES[dtype], device, inner, dynamic)
-    else:
-        _run_real(case, shape, DTYPES[dtype], device, inner, dynamic)
+    _trace(case, shape, DTYPES[dtype], inner, dynamic)
     return graphs
+
+
+def prepare(
+    case: Case,
+    shape: Shape,
+    dtype: str,
+    compiler: Compiler,
+    *,
+    dynamic: bool = False,
+) -> Callable[[], Any]:
+    """The case on the real GPU, as something to call: forward and, for a training step, backward.
+
+    The first call compiles each graph with `compiler`, an `inner_compile`.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    case.check_shape(shape)
+    case.check_dtype(dtype)
+
+    def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(module, inputs, inner_compile=compiler)
+
+    inputs = case.inputs(shape, DTYPES[dtype], _GPU)
+    _mark(inputs, dynamic)
+    if case.model is not None:
+        inputs = (case.model(_GPU), *inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(case.fn, backend=backend, dynamic=None if dynamic else False)
+
+    def step() -> Any:
+        with tracing():
+            result = compiled(*inputs)
+            if isinstance(result, torch.Tensor) and result.requires_grad:
+                result.sum().backward()
+        return result
+
+    return step
 
 
 def _skip(*args: Any) -> None:
@@ -103,76 +139,26 @@ def _copy_graph(source: torch.fx.Graph) -> torch.fx.Graph:
     return target
 
 
-def _trace_fake(
-    case: Case,
-    shape: Shape,
-    dtype: torch.dtype,
-    device: torch.device,
-    inner: Compiler,
-    dynamic: bool,
-) -> None:
+def _trace(case: Case, shape: Shape, dtype: torch.dtype, inner: Compiler, dynamic: bool) -> None:
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         # Dynamo's own fake tensors carry the symbolic sizes; the inputs themselves do not.
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        fakes = [node.meta["example_value"] for node in placeholders]
-        compile_fx(module, fakes, inner_compile=inner)
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        compile_fx(module, [node.meta["example_value"] for node in placeholders], inner)
         return module.forward
 
+    torch._dynamo.reset()
     # Outside the fake mode, where converting a module's dtype still works; meta tensors are free.
     model = case.model(torch.device("meta")) if case.model else None
     with tracing(), FakeTensorMode(shape_env=ShapeEnv()):
-        inputs = case.inputs(shape, dtype, device)
+        inputs = case.inputs(shape, dtype, _GPU)
         _mark(inputs, dynamic)
         if model is not None:
-            _describe_module(model, device)
+            _describe_module(model, _GPU)
             inputs = (model, *inputs)
         torch.compile(case.fn, backend=backend, dynamic=None if dynamic else False)(*inputs)
-
-
-def _run_real(
-    case: Case,
-    shape: Shape,
-    dtype: torch.dtype,
-    device: torch.device,
-    inner: Compiler,
-    dynamic: bool,
-) -> None:
-    step = real_step(case, shape, dtype, device, inner, dynamic)
-    step()
-
-
-def real_step(
-    case: Case,
-    shape: Shape,
-    dtype: torch.dtype,
-    device: torch.device,
-    inner: Compiler,
-    dynamic: bool = False,
-) -> Callable[[], Any]:
-    """The case, compiled by `inner`, as something to call on a real GPU; backward included."""
-    from torch._inductor.compile_fx import compile_fx
-
-    def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_fx(module, inputs, inner_compile=inner)
-
-    inputs = case.inputs(shape, dtype, device)
-    _mark(inputs, dynamic)
-    if case.model is not None:
-        inputs = (case.model(device), *inputs)
-    with tracing():
-        compiled = torch.compile(case.fn, backend=backend, dynamic=None if dynamic else False)
-
-    def step() -> Any:
-        with tracing():
-            result = compiled(*inputs)
-            if isinstance(result, torch.Tensor) and result.requires_grad:
-                result.sum().backward()
-            return result
-
-    return step
 
 
 def _mark(inputs: Sequence[Any], dynamic: bool) -> None:

@@ -180,3 +180,38 @@ def match(cuda_name: str) -> Device | None:
         if cuda_name == device.name or device.key in cuda_name.upper().replace("-", " ").split():
             return device
     return None
+
+
+def present() -> Device:
+    """The real GPU of this process, by its description here, or by what CUDA says of it.
+
+    Raises GraftError where there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise GraftError(
+            "this machine has no GPU that torch can use", next="graft explain --gpu H200"
+        )
+    found = torch.cuda.get_device_properties(0)
+    described = match(found.name)
+    if described is not None:
+        return described
+    return Device(
+        key=found.name,
+        name=found.name,
+        major=found.major,
+        minor=found.minor,
+        sm_count=found.multi_processor_count,
+        registers_per_sm=found.regs_per_multiprocessor,
+        max_threads_per_sm=found.max_threads_per_multi_processor,
+        max_blocks_per_sm=32,
+        shared_memory_per_sm_bytes=found.shared_memory_per_multiprocessor,
+        shared_memory_per_block_optin_bytes=found.shared_memory_per_block_optin,
+        l2_bytes=found.L2_cache_size,
+        memory_bytes=found.total_memory,
+        bandwidth_GBs=0.0,
+        memory_bus_bits=1,
+        sm_clock_mhz=0,
+        sources=("cudaGetDeviceProperties; 32 blocks an SM assumed; bandwidth not known",),
+    )
