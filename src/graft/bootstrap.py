@@ -90,16 +90,17 @@ def build(options: argparse.Namespace) -> int:
     if pin.name == pins.DEFAULT_PIN:
         stack.check_copies(series)
     base = choose_base(options, pin)
+    checkout = options.source.resolve() if options.source else None
+    if checkout and not options.compile:
+        source.check(checkout, pin)
+        base = base.with_source(checkout)
     say(f"base   {base.describe()}")
     say(f"stack  {pin.name}, {_count(len(series.patches), 'patch')}, {series.hash[:12]}")
-    if options.compile:
-        made = compiled.build(base, series, options.source.resolve(), options.prefix)
+    if checkout and options.compile:
+        made = compiled.build(base, series, checkout, options.prefix)
         tree.verify(made, series)
         say(f"tree   {made.prefix}: PyTorch's own build of {made.base.source}, verified")
         return 0 if options.no_explain else explain(made)
-    if options.source:
-        base = base.with_source(options.source.resolve())
-        source.check(options.source.resolve(), pin)
     if tree.is_current(options.prefix, base, series, options.wheels):
         say(f"tree   {options.prefix}: up to date and verified; nothing to do")
         return 0
@@ -251,14 +252,20 @@ def test(args: Sequence[str]) -> int:
     """Run the tests on build/, which is made first where it is missing or stale."""
     prefix = ROOT / "build"
     options = ["--no-explain", "--prefix", str(prefix)]
-    if (prefix / tree.MANIFEST).is_file():
-        made = tree.load(prefix)
+    made = tree.load(prefix) if (prefix / tree.MANIFEST).is_file() else None
+    if made and made.compiled:
+        tree.verify(made, stack.load(pins.load(made.pin)))  # hours to make: never made anew here
+        return run_tests(prefix, args)
+    if made:
         options += ["--offline", "--python", str(made.base.python), "--pin", made.pin]
         if made.base.source:
             options += ["--source", str(made.base.source)]
     code = build(parser().parse_args(options))
-    if code:
-        return code
+    return code or run_tests(prefix, args)
+
+
+def run_tests(prefix: Path, args: Sequence[str]) -> int:
+    """Run the tests in the tree at `prefix`, through tox where its base has it."""
     python = str(prefix / "bin" / "python")
     if _has(Path(python), "tox"):
         command = [python, "-m", "tox", "-c", str(ROOT / "tox.ini"), *args]

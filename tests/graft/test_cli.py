@@ -1,0 +1,153 @@
+"""The commands: what they print, how they fail, and that they load no more than they need."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tinytorch import CAP, SECOND, make_python, make_root, run
+
+from graft import knobs, tree
+from graft.tree import Tree
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """A whole repository of its own with a tree, built as a user would."""
+    folder = tmp_path_factory.mktemp("cli")
+    root = make_root(folder, (CAP, SECOND), tool=True)
+    python = make_python(folder / "base")
+    done = run(root / "build.sh", "--python", python, "--offline", "--no-explain")
+    assert done.returncode == 0, done.stderr
+    return tree.load(root / "build")
+
+
+def graft(made: Tree, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run a command of that repository by this Python, which has click."""
+    root = made.prefix.parent
+    return run(sys.executable, "-m", "graft", *args, cwd=root, PYTHONPATH=str(root / "src"))
+
+
+def test_status_says_what_a_tree_is(made: Tree) -> None:
+    done = graft(made, "status", "--prefix", made.prefix)
+    assert done.returncode == 0, done.stderr
+    for line in (
+        f"tree    {made.prefix}",
+        f"base    {made.base.describe()}",
+        "pin     v2.11.0",
+        f"stack   {made.stack_hash[:12]}",
+        "  patch-0.patch",
+        "  torch._inductor.config.triton.max_reads = 10",
+    ):
+        assert line in done.stdout.splitlines()
+
+
+def test_status_says_that_the_series_has_changed(made: Tree) -> None:
+    series = made.prefix.parent / "patches/v2.11.0/series"
+    text = series.read_text()
+    patch = series.parent / "patch-1.patch"
+    aside = patch.rename(patch.with_suffix(".aside"))
+    series.write_text("patch-0.patch\n")
+    try:
+        done = graft(made, "status")
+        assert "the series has changed: ./build.sh" in done.stdout
+        failed = graft(made, "verify")
+        assert failed.returncode == 1
+        assert "was made by another series" in failed.stderr
+        assert "\nnext: ./build.sh" in failed.stderr
+    finally:
+        aside.rename(patch)
+        series.write_text(text)
+
+
+def test_verify_counts_what_it_checked(made: Tree) -> None:
+    done = graft(made, "verify")
+    assert done.returncode == 0, done.stderr
+    assert "3 files of the base, 3 of the tree, 2 copies" in done.stdout
+
+
+def test_verify_checks_the_copies(made: Tree) -> None:
+    stray = made.prefix.parent / "overlay/torch/_inductor/stray.py"
+    stray.write_text("")
+    try:
+        done = graft(made, "verify")
+        assert done.returncode == 1
+        assert "overlay/torch/_inductor/stray.py is made by no patch" in done.stderr
+    finally:
+        stray.unlink()
+
+
+def test_pack_says_where_and_how(made: Tree, tmp_path: Path) -> None:
+    done = graft(made, "pack", "-o", tmp_path / "x.pyz")
+    assert done.returncode == 0, done.stderr
+    assert "x.pyz" in done.stdout
+    assert (tmp_path / "x.pyz").exists()
+
+
+def test_clean(made: Tree, tmp_path: Path) -> None:
+    away = tmp_path / "copy"
+    shutil.copytree(made.prefix, away, symlinks=True)
+    assert f"removed {away}" in graft(made, "clean", "--prefix", away).stdout
+    assert not away.exists()
+    assert "nothing to remove" in graft(made, "clean", "--prefix", away).stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["verfy"], 2, "graft has no command verfy; did you mean verify?"),
+        (["status", "--prefixx", "x"], 2, "No such option '--prefixx'"),
+        (["status", "extra"], 2, "unexpected extra argument"),
+        (["status", "--prefix", "/nowhere"], 1, "there is no patched tree in /nowhere"),
+        (["clean", "--prefix", "/usr"], 2, "/usr is not a patched tree"),
+    ],
+)
+def test_errors_are_one_line_and_the_next_command(
+    made: Tree, args: list[str], code: int, says: str
+) -> None:
+    done = graft(made, *args)
+    assert done.returncode == code
+    error, *rest = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert says in error
+    assert "Traceback" not in done.stderr
+    assert [line.startswith("next: ") for line in rest] in ([True], [])
+
+
+def test_help_lists_every_command(made: Tree) -> None:
+    done = graft(made, "--help")
+    assert done.returncode == 0
+    for name in ("status", "verify", "clean", "pack"):
+        assert f"\n  {name} " in done.stdout
+
+
+def test_starting_loads_neither_torch_nor_rich(made: Tree) -> None:
+    code = "import sys, graft.cli; print({'torch', 'rich', 'unidiff', 'numpy'} & set(sys.modules))"
+    src = made.prefix.parent / "src"
+    assert run(sys.executable, "-c", code, PYTHONPATH=str(src)).stdout == "set()\n"
+
+
+def test_without_click_the_command_says_so(made: Tree) -> None:
+    done = run(made.prefix / "bin" / "graft", "status")
+    assert done.returncode == 1
+    assert "error: graft's commands need click" in done.stderr
+    assert "\nnext: ./build.sh" in done.stderr
+
+
+def test_knobs_are_what_the_stack_adds_or_changes(tmp_path: Path) -> None:
+    for name, text in (
+        ("base", "import os\na = 1\n\nclass triton:\n    b = True\n"),
+        (
+            "patched",
+            "import os\na = 2\nc: str = os.environ.get('STANDIN_C', 'c')\n\n"
+            "class triton:\n    b = True\n    d = min(a, 3)\n    e: int\n",
+        ),
+    ):
+        file = tmp_path / name / "torch/_inductor/config.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    found = {k.name: k.value for k in knobs.added(tmp_path / "base", tmp_path / "patched")}
+    assert found == {"a": "2", "c": "'c'", "triton.d": "min(a, 3)"}
