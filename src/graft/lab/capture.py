@@ -30,13 +30,14 @@ class Graph:
 
     `inputs` are what Inductor is given beside it: tensors, fake ones on a described GPU, and
     integers, symbolic where a size is dynamic. `options` are the keywords of `compile_fx_inner`
-    that are data.
+    that are data. `donated` are the inputs, by position, whose memory a backward may use again.
     """
 
     name: str
     module: torch.fx.GraphModule
     inputs: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    donated: tuple[int, ...] = ()
 
 
 _GPU = torch.device("cuda", 0)
@@ -45,14 +46,18 @@ _DATA_OPTIONS = ("is_backward", "is_inference", "static_input_idxs")
 
 def graph(module: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Graph:
     """What an `inner_compile` was called with, named for the part of the step that it is."""
+    from torch._inductor.utils import get_donated_idxs
+
     kept = {key: options[key] for key in _DATA_OPTIONS if options.get(key) is not None}
+    donated: tuple[int, ...] = ()
     if kept.get("is_backward"):
         name = "backward"
+        donated = tuple(get_donated_idxs() or ())
     elif kept.get("is_inference"):
         name = "graph"
     else:
         name = "forward"
-    return Graph(name, module, tuple(inputs), kept)
+    return Graph(name, module, tuple(inputs), kept, donated)
 
 
 def trace(

@@ -9,10 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._guards import TracingContext, detect_fake_mode, tracing
 
 from graft.lab import capture, fakegpu
 
@@ -167,8 +169,11 @@ def graphs(saved: Sequence[capture.Graph]) -> list[Compiled]:
     """Compile graphs that were captured before, in order. Each graph is used up."""
     results: list[Compiled] = []
     compiler = into(results)
-    with capture.tracing():
-        for graph in saved:
+    for graph in saved:
+        # Where AOTAutograd leaves what the backward's compiler may reuse.
+        context = TracingContext(detect_fake_mode(graph.inputs))
+        context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(graph.donated))
+        with capture.tracing(), tracing(context):
             compiler(graph.module, graph.inputs, **graph.options)
     return results
 

@@ -73,6 +73,7 @@ def _graph(graph: Graph) -> dict[str, Any]:
     return {
         "name": graph.name,
         "options": graph.options,
+        "donated": graph.donated,
         "symbols": symbols,
         "nodes": nodes,
     }
@@ -171,8 +172,8 @@ class _Reader:
         for name, value in self.constants.items():
             setattr(module, name, value)
         FakeTensorProp(module, self.mode).propagate_dont_convert_inputs(*self.inputs)
-        options = dict(self.data["options"])
-        return Graph(self.data["name"], module, tuple(self.inputs), options)
+        options, donated = dict(self.data["options"]), tuple(self.data["donated"])
+        return Graph(self.data["name"], module, tuple(self.inputs), options, donated)
 
     def _symbol(self, name: str, hint: int) -> sympy.Symbol:
         from torch._dynamo.source import ConstantSource
