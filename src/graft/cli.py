@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from graft.bench.cli import bench
 from graft.errors import GraftError, UsageError, nearest
 
 
@@ -162,6 +163,11 @@ def pack(prefix: Path, output: Path | None) -> None:
     written = packing.write(there, series.pin, output)
     click.echo(f"{written}: {written.stat().st_size / 1024:.0f} KB, {len(there.files)} files")
     click.echo(f"on the other host: python3 {written.name} --help")
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+graft.add_command(bench)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def kernel(name: str, case: str, autotune: bool = False) -> Kernel | None:
     if name == "helion":
         from graft.bench import helion_kernels
 
-        return helion_kernels.kernel(case, autotune)
+        return helion_kernels.bind(case, autotune)
     return {"liger": _LIGER, "quack": _QUACK}[name].get(case)
 
 

@@ -1,10 +1,10 @@
 """One JSON line a message, between the runner and a worker process over the worker's pipes.
 
-A request is `{"do": VERB, ...}`; its reply is `{"ok": true, ...}` or
-`{"ok": false, "kind": KIND, "error": TEXT, "fatal": BOOL, "facts": {...}}`. Fatal says that the worker can serve
-no further case (a CUDA error poisons the process) and wants to be replaced. Requests are served
-in order, one reply each. The worker's own standard output goes to its log: nothing that a
-library prints can be taken for a reply.
+A request is `{"do": VERB, ...}`; its reply is `{"ok": true, ...}` or `{"ok": false,
+"kind": KIND, "error": TEXT, "fatal": BOOL, "facts": {...}}`. Fatal says that the worker can
+serve no further case (a CUDA error poisons the process) and wants to be replaced. Requests are
+served in order, one reply each. The worker's own standard output goes to its log: nothing that
+a library prints can be taken for a reply.
 """
 
 from __future__ import annotations
@@ -97,10 +97,8 @@ class Remote:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()
 
     def kill(self) -> None:

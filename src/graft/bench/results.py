@@ -190,7 +190,9 @@ class Journal:
         result = {**self.head, **changes, "rows": rows}
         if self._earlier:
             result["commands"] = _union(self._earlier["commands"], result["commands"])
-            result["gpus"] = result["gpus"] or self._earlier["gpus"]
+            for name in ("gpus", "contenders"):
+                if name not in changes:  # nothing was left to measure
+                    result[name] = self._earlier[name]
         validate(result, str(self._out or "result"))
         if self._out and self._part:
             save(result, self._out)

@@ -24,6 +24,7 @@ from graft.pins import ROOT
 WORKER = ("-m", "graft.bench.worker")
 # Work that outlasts this is not disturbed by what came before it, and is dear to repeat.
 _LONG_US = 5e3
+MIN_SAMPLES = 30
 _HELLO_TIMEOUT_S = 180.0
 _COPY_TIMEOUT_S = 60.0
 
@@ -32,14 +33,13 @@ _COPY_TIMEOUT_S = 60.0
 class Settings:
     """How to measure: `rounds` turns of `samples` each, at least 30 together.
 
-    `long_samples` is for work of more than 5 ms. `timeout_s` bounds a preparation, and
-    a round. `serial` compiles one contender after the other, which compile times to be compared
+    Work of more than 5 ms gets as few samples a turn as make 30. `timeout_s` bounds each
+    preparation and each turn. `serial` compiles one contender after the other, which compile times to be compared
     need; otherwise they compile at the same time.
     """
 
     rounds: int = 10
     samples: int = 5
-    long_samples: int = 3
     timeout_s: float = 300.0
     serial: bool = False
     autotune: bool = False
@@ -47,12 +47,15 @@ class Settings:
     worker: tuple[str, ...] = WORKER
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
+    @property
+    def long_samples(self) -> int:
+        return min(self.samples, -(-MIN_SAMPLES // self.rounds))
+
     def as_dict(self) -> dict[str, Any]:
         """The clock's part, as result files hold it."""
         return {
             "rounds": self.rounds,
             "samples": self.samples,
-            "long_samples": self.long_samples,
             "serial": self.serial,
         }
 
@@ -339,9 +342,11 @@ def run(
     journal: Journal,
     on_row: Callable[[Row], None] = lambda row: None,
     on_note: Callable[[str], None] = lambda text: None,
+    lanes: list[Lane] | None = None,
 ) -> list[Lane]:
     """Measure what the journal lacks of `points`, each on one of `gpus`; return the lanes.
 
+    `lanes`, where given, is the list that they are put in: it also tells after an error.
     A GPU on which no worker starts, or on which one cannot be started again, is noted and left
     out, and its point goes back to the others. Raises GraftError when none is left with points
     still to do; what was measured is in the journal.
@@ -393,9 +398,10 @@ def run(
     with tempfile.TemporaryDirectory(prefix="graft-bench-", ignore_cleanup_errors=True) as scratch:
         shared = {**settings.env, "GRAFT_BENCH_WORKERS": str(len(gpus) * len(contenders))}
         settings = replace(settings, env=shared)
-        lanes = [Lane(gpu, contenders, settings, Path(scratch)) for gpu in gpus]
+        lanes = [] if lanes is None else lanes
         if not todo:
             return lanes
+        lanes += [Lane(gpu, contenders, settings, Path(scratch)) for gpu in gpus]
         threads = [threading.Thread(target=serve, args=(lane,), daemon=True) for lane in lanes]
         for thread in threads:
             thread.start()

@@ -1,0 +1,88 @@
+"""A worker that speaks the protocol and measures nothing: what the runner's tests run against.
+
+A case's name says what happens: `crash`, `hang`, `wrong`, `oom`, `fatal`, `crash_timing`, and
+`slow...` (30 ms to prepare); anything else has a time. FAKE_GPU_BROKEN names a GPU on which no
+worker starts, FAKE_GPU_DIES one whose workers end at the first case and never start again.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from graft.bench.protocol import serve
+
+GPU = os.environ["CUDA_VISIBLE_DEVICES"]
+BASE_US = {"stock": 200.0, "patched": 100.0}
+
+
+class Failure(Exception):
+    def __init__(self, kind, message, fatal=False, facts=None):
+        super().__init__(message)
+        self.kind, self.fatal, self.facts = kind, fatal, facts or {}
+
+    def __str__(self):
+        return self.args[0]
+
+
+class Fake:
+    def __init__(self):
+        self.case = ""
+        self.us = 100.0
+        self.turns = 0
+        self.log = Path(os.environ["FAKE_LOG"])
+
+    def __call__(self, message):
+        verb = message.pop("do")
+        with self.log.open("a") as log:
+            log.write(f"{GPU} {os.getpid()} {verb} {message.get('case', '')}\n")
+        return getattr(self, verb)(**message)
+
+    def hello(self, impl, knobs, paths, autotune):
+        marker = self.log.with_name(f"died-{GPU}")
+        if os.environ.get("FAKE_GPU_BROKEN") == GPU or marker.exists():
+            sys.exit("no such device")
+        if "unknown" in knobs:
+            raise Failure("knob", "torch._inductor.config has no unknown")
+        if impl == "liger":
+            return {"absent": "liger-kernel is not installed"}
+        self.us = float(knobs.get("us", 100.0))
+        return {"gpu": "Fake", "driver": "1.0", "torch": "2.11.0", "triton": "3.6.0"}
+
+    def copy(self):
+        return {"median": 4000.0, "q1": 4000.0, "q3": 4000.0, "n": 30}
+
+    def prepare(self, case, shape, dtype, corpus, seed):
+        print("noise on standard output")
+        self.case, self.turns = case, 0
+        if os.environ.get("FAKE_GPU_DIES") == GPU:
+            self.log.with_name(f"died-{GPU}").touch()
+            os.abort()
+        if case == "crash":
+            print("the last words", file=sys.stderr, flush=True)
+            os._exit(7)
+        if case == "hang":
+            time.sleep(60)
+        if case == "wrong" and self.us == 200.0:
+            raise Failure("wrong", "output 0: error 1", facts={"outputs": [{"error": 1.0}]})
+        if case == "oom":
+            raise Failure("oom", "CUDA out of memory")
+        if case == "fatal":
+            raise Failure("crash", "an illegal memory access", fatal=True)
+        if case.startswith("slow"):
+            time.sleep(0.03)
+        return {"bytes": 400_000, "kernels": 2, "mix_order": 1, "estimate_us": self.us}
+
+    def measure(self, samples):
+        self.turns += 1
+        if self.case == "crash_timing" and self.us == 100.0 and self.turns == 3:
+            os._exit(9)
+        drift = 1 + 0.1 * self.turns  # the same on both sides, as a clock's drift is
+        return {"us": [self.us * drift + 0.01 * i for i in range(samples)]}
+
+    def release(self):
+        return {}
+
+
+if __name__ == "__main__":
+    serve(Fake())

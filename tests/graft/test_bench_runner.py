@@ -1,0 +1,316 @@
+"""The runner with real worker processes that speak the protocol and fail on command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from graft.bench import cli, results, runner
+from graft.bench.plan import Contender, Point
+from graft.bench.protocol import Remote, WorkerLost
+from graft.errors import GraftError
+
+FAKE = Path(__file__).with_name("bench_fake_worker.py")
+PYTHON = (sys.executable,)
+STOCK = Contender("stock", "compile", PYTHON, {"us": 200.0})
+PATCHED = Contender("patched", "compile", PYTHON, {"us": 100.0})
+
+
+def points(*cases):
+    return [Point(case, (i + 1, 64), "bf16") for i, case in enumerate(cases)]
+
+
+class Bench:
+    """A run against fake workers in a folder of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.out = folder / "out.json"
+        self.log = folder / "fake.log"
+        self.notes = []
+        self.lanes = []
+        self.env = {**os.environ, "FAKE_LOG": str(self.log)}
+
+    def settings(self, **changes):
+        changes = {"rounds": 4, "samples": 8, "timeout_s": 20.0, "env": self.env, **changes}
+        return runner.Settings(worker=(str(FAKE),), **changes)
+
+    def head(self, settings, contenders):
+        return {
+            "schema": results.SCHEMA,
+            "pin": "v2.11.0",
+            "stack_hash": "0" * 64,
+            "patches": [],
+            "date": "2026-01-01T00:00:00+00:00",
+            "commands": ["graft bench fake"],
+            "clock": settings.as_dict(),
+            "contenders": {
+                c.label: {"impl": c.impl, "knobs": dict(c.knobs)} for c in contenders
+            },
+            "gpus": [],
+            "complete": False,
+        }
+
+    def run(self, cases, contenders=(STOCK, PATCHED), gpus=("0",), **changes):
+        settings = self.settings(**changes)
+        journal = results.Journal(self.out, self.head(settings, contenders))
+        todo = points(*cases)
+        self.lanes = []
+        try:
+            runner.run(
+                todo, contenders, gpus, settings, journal, on_note=self.notes.append,
+                lanes=self.lanes,
+            )
+        finally:
+            complete = all(point.key in journal.done for point in todo)
+            found = {**cli.described(self.lanes, journal.head), "complete": complete}
+            journal.fold(found, [point.key for point in todo])
+        return {row["case"]: row for row in results.load(self.out)["rows"]}
+
+    def served(self, verb):
+        lines = [line.split(" ") for line in self.log.read_text().splitlines()]
+        return [(gpu, case) for gpu, _, done, case in lines if done == verb]
+
+    def alive(self):
+        pids = {int(line.split(" ")[1]) for line in self.log.read_text().splitlines()}
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def test_a_row_has_times_ratio_limit_and_facts(bench):
+    row = bench.run(["plain"])["plain"]
+    stock, patched = row["times"]["stock"], row["times"]["patched"]
+    assert stock["us"]["n"] == patched["us"]["n"] == 32
+    assert row["limit_us"] == 0.1  # 400 kB at 4000 GB/s
+    assert patched["sol"] == round(0.1 / patched["us"]["median"], 4)
+    assert stock["kernels"] == 2
+    assert stock["mix_order"] == 1
+    assert "estimate_us" not in stock
+
+
+def test_drift_leaves_the_ratio_alone(bench):
+    """The fake's clock drifts by 10 % a turn: medians move, the paired ratio does not."""
+    row = bench.run(["plain"])["plain"]
+    assert row["times"]["stock"]["between_rounds"] > 0.2
+    ratio = row["speedup"]["patched"]
+    assert ratio["n"] == 4
+    assert 1.99 < ratio["q1"] <= ratio["median"] <= ratio["q3"] < 2.01
+
+
+def test_contenders_take_turns_and_turn_the_order_around(bench):
+    bench.run(["plain"])
+    lines = [line.split(" ")[1:3] for line in bench.log.read_text().splitlines()]
+    turns = [pid for pid, verb in lines if verb == "measure"]
+    first, second = turns[:2]
+    assert turns == [first, second, second, first] * 2
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ("crash", "crash", "exit code 7"),
+        ("oom", "oom", "CUDA out of memory"),
+        ("fatal", "crash", "an illegal memory access"),
+    ],
+)
+def test_a_case_that_fails_is_a_row_and_the_run_goes_on(bench, case, kind, words):
+    rows = bench.run(["before", case, "after"])
+    error = rows[case]["times"]["patched"]["error"]
+    assert error["kind"] == kind
+    assert words in error["message"]
+    assert "us" in rows["after"]["times"]["patched"]
+    assert "speedup" not in rows[case]
+
+
+def test_a_crash_says_the_last_words_of_the_worker(bench):
+    assert "the last words" in bench.run(["crash"])["crash"]["times"]["stock"]["error"]["message"]
+
+
+def test_a_hang_is_killed_and_the_run_goes_on(bench):
+    started = time.monotonic()
+    rows = bench.run(["hang", "after"], timeout_s=1.0)
+    assert time.monotonic() - started < 15
+    assert rows["hang"]["times"]["stock"]["error"]["kind"] == "hang"
+    assert "1 s" in rows["hang"]["times"]["stock"]["error"]["message"]
+    assert "us" in rows["after"]["times"]["stock"]
+    assert not bench.alive()
+
+
+def test_one_side_that_is_wrong_keeps_its_errors_and_the_other_its_time(bench):
+    row = bench.run(["wrong"])["wrong"]
+    assert row["times"]["stock"]["error"]["kind"] == "wrong"
+    assert row["times"]["stock"]["outputs"] == [{"error": 1.0}]
+    assert "us" in row["times"]["patched"]
+    assert "speedup" not in row
+
+
+def test_a_crash_while_timing_costs_only_the_one_that_crashed(bench):
+    rows = bench.run(["crash_timing", "after"])
+    row = rows["crash_timing"]
+    assert row["times"]["patched"]["error"]["kind"] == "crash"
+    assert "timing" in row["times"]["patched"]["error"]["message"]
+    assert row["times"]["stock"]["us"]["n"] == 32
+    assert "us" in rows["after"]["times"]["patched"]
+
+
+def test_an_absent_peer_is_absent_without_noise(bench):
+    liger = Contender("liger", "liger", PYTHON)
+    row = bench.run(["plain"], contenders=(STOCK, PATCHED, liger))["plain"]
+    assert row["times"]["liger"] == {"absent": "liger-kernel is not installed"}
+    assert "us" in row["times"]["patched"]
+    assert results.load(bench.out)["contenders"]["liger"]["absent"]
+    assert not bench.notes
+
+
+def test_an_unknown_knob_is_named(bench):
+    odd = Contender("patched", "compile", PYTHON, {"unknown": 1})
+    with pytest.raises(GraftError, match="no unknown"):
+        bench.run(["plain"], contenders=(STOCK, odd))
+
+
+def test_gpus_share_the_cases(bench):
+    rows = bench.run(["slow"] * 1 + [f"slow{i}" for i in range(11)], gpus=("0", "1"))
+    assert len(rows) == 12
+    assert {gpu for gpu, _ in bench.served("prepare")} == {"0", "1"}
+    prepared = [case for _, case in bench.served("prepare")]
+    assert len(prepared) == 2 * 12  # each case on one GPU, by both contenders
+    gpus = results.load(bench.out)["gpus"]
+    assert [gpu["index"] for gpu in gpus] == ["0", "1"]
+    assert {row["gpu"] for row in rows.values()} <= {"0", "1"}
+
+
+def test_a_gpu_on_which_nothing_starts_is_named_and_left_out(bench):
+    bench.env["FAKE_GPU_BROKEN"] = "1"
+    rows = bench.run(["a", "b", "c"], gpus=("0", "1"))
+    assert len(rows) == 3
+    assert {row["gpu"] for row in rows.values()} == {"0"}
+    assert any("GPU 1" in note and "no such device" in note for note in bench.notes)
+    broken = results.load(bench.out)["gpus"][1]
+    assert "no such device" in broken["error"]
+
+
+def test_a_gpu_that_dies_gives_its_case_to_the_others(bench):
+    bench.env["FAKE_GPU_DIES"] = "1"
+    rows = bench.run([f"slow{i}" for i in range(8)], gpus=("0", "1"))
+    timed = [row for row in rows.values() if "us" in row["times"]["stock"]]
+    assert len(rows) == 8
+    assert len(timed) >= 7  # what it was at when it died is an error, all else is measured
+    assert any("GPU 1" in note for note in bench.notes)
+
+
+def test_without_a_gpu_left_what_was_measured_is_kept(bench):
+    bench.env["FAKE_GPU_DIES"] = "0"
+    with pytest.raises(GraftError, match="no GPU is left, and 2 of 3 points"):
+        bench.run(["a", "b", "c"])
+    kept = results.load(bench.out)
+    assert len(kept["rows"]) == 1
+    assert not kept["complete"]
+
+
+def test_a_run_goes_on_where_another_ended(bench):
+    bench.run(["a", "b"])
+    bench.log.unlink()
+    rows = bench.run(["a", "b", "c"])
+    assert set(rows) == {"a", "b", "c"}
+    assert {case for _, case in bench.served("prepare")} == {"c"}
+
+
+def test_nothing_left_to_do_starts_no_worker(bench):
+    bench.run(["a"])
+    before = results.load(bench.out)
+    bench.log.unlink()
+    bench.run(["a"])
+    assert not bench.log.exists()
+    assert results.load(bench.out) == before
+
+
+KILLED = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from test_bench_runner import Bench
+bench = Bench(Path({folder!r}))
+bench.run([f"slow{{i}}" for i in range(400)])
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_loses_at_most_the_row_it_was_at(bench, how):
+    path = [str(FAKE.parent), *sys.path]
+    code = KILLED.format(path=path, folder=str(bench.folder))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    part = bench.out.with_name("out.json.part")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if part.exists() and part.read_text().count('"case"') >= 5:
+            break
+        time.sleep(0.01)
+    process.send_signal(how)
+    process.wait(20)
+    whole = part.read_text() if part.exists() else bench.out.read_text()
+    kept = whole.count('"case"')
+    assert 5 <= kept < 400
+    if part.exists():  # as a kill in the middle of a write leaves it
+        part.write_text(whole + '{"case": "slow399", "sha')
+    deadline = time.monotonic() + 10
+    while bench.alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not bench.alive()  # workers end when the runner's end of the pipe closes
+    bench.log.unlink()
+    rows = bench.run([f"slow{i}" for i in range(kept + 3)])
+    assert len(rows) == kept + 3
+    assert len(bench.served("prepare")) <= 2 * 4
+    assert not part.exists()
+
+
+def test_stopping_a_run_leaves_no_worker(bench):
+    settings = bench.settings()
+    journal = results.Journal(bench.out, bench.head(settings, (STOCK, PATCHED)))
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(points("a", "b"), (STOCK, PATCHED), ("0",), settings, journal, stop)
+    assert not bench.alive()
+    assert threading.active_count() < 5
+
+
+def remote(tmp_path, code):
+    return Remote([sys.executable, "-c", code], dict(os.environ), tmp_path / "log")
+
+
+def test_a_worker_that_speaks_out_of_turn_is_lost(tmp_path):
+    with pytest.raises(WorkerLost, match="no reply") as lost:
+        remote(tmp_path, "print('hello')").receive(10)
+    assert lost.value.kind == "crash"
+
+
+def test_a_signal_is_named(tmp_path):
+    worker = remote(tmp_path, "import os; os.abort()")
+    with pytest.raises(WorkerLost, match="SIGABRT"):
+        worker.receive(10)
+
+
+def test_a_worker_ends_when_its_input_closes(tmp_path):
+    worker = remote(tmp_path, "import sys; sys.stdin.read(); open(sys.argv[0] or 'x')")
+    started = time.monotonic()
+    worker.close()
+    assert time.monotonic() - started < 4
+
+
+def test_rows_hold_no_machine_paths(bench):
+    bench.run(["crash"])
+    text = bench.out.read_text()
+    assert str(bench.folder) not in text
+    assert json.loads(text)["complete"]
