@@ -54,7 +54,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
     }
     with zipfile.ZipFile(pathlib.Path(wheel_directory) / name, "w") as wheel:
         for path, lines in files.items():
-            wheel.writestr(path, chr(10).join(lines) + chr(10))
+            wheel.writestr(path, "".join(line + chr(10) for line in lines))
     return name
 
 def get_requires_for_build_editable(config_settings=None):
