@@ -65,7 +65,9 @@ def make_base(path: Path, commit: str) -> Path:
     (path / "bin").mkdir()
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     (path / "bin" / "python").symlink_to(executable)
-    (path / "pyvenv.cfg").write_text(f"home = {executable.parent}\n")
+    (path / "pyvenv.cfg").write_text(
+        f"home = {executable.parent}\ninclude-system-site-packages = false\n"
+    )
     return path / "bin" / "python"
 
 

@@ -66,7 +66,7 @@ def project(good: Project, tmp_path: Path) -> Project:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plugins of this environment, which pytest in the trees would import, take most of the time."""
+    """Plugins of this environment, which pytest would import in the trees, are what takes time."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
