@@ -85,11 +85,13 @@ def main() -> None:
 @prefix_option
 def status(prefix: Path) -> None:
     """Say what a tree is: base, pin, patches, knobs and their values, stack hash."""
-    from graft import machine, pins, stack, tree
+    from graft import machine, pins, stack, tree, workbench
 
     there = tree.load(prefix)
     series = stack.load(pins.load(there.pin))
     click.echo(f"tree    {there.prefix}")
+    if edited := workbench.followed(there):
+        click.echo(f"follows {edited}  (graft refresh, or ./build.sh, makes it the stack's again)")
     click.echo(f"base    {there.base.describe()}")
     click.echo(f"pin     {there.pin}")
     stale = "" if there.stack_hash == series.hash else "  (the series has changed: ./build.sh)"
@@ -120,7 +122,15 @@ def _knobs(there: Any) -> list[str]:
 @prefix_option
 @click.option("--each", is_flag=True, help="Also prove that each patch is needed by its tests.")
 @click.option("--patch", "only", multiple=True, help="With --each: only these patches.")
-def verify(prefix: Path, each: bool, only: tuple[str, ...]) -> None:
+@click.option(
+    "--changed",
+    "since",
+    is_flag=False,
+    flag_value="",
+    metavar="[REV]",
+    help="With --each: only patches that differ from REV's (default: origin's main, or HEAD^).",
+)
+def verify(prefix: Path, each: bool, only: tuple[str, ...], since: str | None) -> None:
     """Check base, tree, series and copies against each other, blob by blob."""
     from graft import pins, source, stack, tree
 
@@ -137,6 +147,32 @@ def verify(prefix: Path, each: bool, only: tuple[str, ...]) -> None:
         f"{len(series.new_files)} copies and every link are what {pin.name} and its "
         f"{len(series.patches)} patches say (stack {there.stack_hash[:12]})"
     )
+    if each:
+        _verify_each(there, series, only, since)
+    elif only or since is not None:
+        raise UsageError("--patch and --changed go with --each", "graft verify --each ...")
+
+
+def _verify_each(there: Any, series: Any, only: tuple[str, ...], since: str | None) -> None:
+    from graft import each
+
+    chosen = set(only) if only else None
+    if since is not None:
+        changed = each.changed(series, since or None)
+        chosen = {name for name in changed if chosen is None or name in chosen}
+        click.echo(f"changed patches: {', '.join(sorted(chosen)) or 'none'}")
+    unworthy = []
+    for verdict in each.verify(there.base, series, chosen, say=click.echo):
+        without = f"; without its hunks: {verdict.without}" if verdict.without else ""
+        click.echo(f"{verdict.patch}: whole: {verdict.whole}{without}")
+        for problem in verdict.problems:
+            click.echo(f"  {problem}")
+        unworthy += [] if verdict.ok else [verdict.patch]
+    if unworthy:
+        raise GraftError(
+            f"not worth their place: {', '.join(unworthy)}",
+            "graft edit, mend patch or tests, then graft refresh",
+        )
 
 
 @graft.command()
@@ -168,6 +204,118 @@ def pack(prefix: Path, output: Path | None) -> None:
 # --- measuring -----------------------------------------------------------------------------------
 
 graft.add_command(bench)
+
+
+# --- the stack -----------------------------------------------------------------------------------
+
+
+@graft.command()
+@prefix_option
+@pin_option
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A PyTorch checkout at the pin's commit: brings PyTorch's own tests.",
+)
+@click.option("--discard", is_flag=True, help="Remove the edit with whatever it has.")
+@click.argument("files", nargs=-1)
+def edit(
+    prefix: Path,
+    pin_name: str | None,
+    source: Path | None,
+    discard: bool,
+    files: tuple[str, ...],
+) -> None:
+    """Open the stack as a git repository with a commit a patch; the tree follows it.
+
+    FILES are files of PyTorch outside torch/_inductor that are to be changed too.
+    """
+    from graft import tree, workbench
+
+    if discard:
+        if source or files:
+            raise UsageError("--discard goes with nothing else", "graft edit --discard")
+        removed = workbench.discard(prefix)
+        click.echo(f"removed {workbench.folder()}" if removed else "there is no edit to remove")
+        return
+    pin = pin_name or tree.load(prefix).pin
+    opened = workbench.edit(prefix, pin=pin, source=source, files=files)
+    count = len(opened.repo.commits())
+    click.echo(f"{opened.path}: the released files, then {count} commits, one a patch")
+    click.echo(f"{prefix} follows it: a change there is live in {prefix}/bin/python")
+    click.echo("commit, amend, reorder, split and drop with git; then graft refresh")
+
+
+@graft.command()
+@prefix_option
+@pin_option
+def refresh(prefix: Path, pin_name: str | None) -> None:
+    """Write the patch files from the edit, or from overlay/ and tests/inductor/."""
+    from graft import refresh as writer
+    from graft import tree
+
+    done = writer.refresh(prefix, pin=pin_name or tree.load(prefix).pin)
+    for path in done.written:
+        click.echo(f"wrote   {path}")
+    for path in done.removed:
+        click.echo(f"removed {path}")
+    if not (done.written or done.removed):
+        click.echo("the patch files say what the edit and the copies say; nothing to write")
+    click.echo(f"{prefix} is the stack's")
+
+
+@graft.command("upstream-tests")
+@prefix_option
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A PyTorch checkout at the pin's commit.",
+)
+@click.option(
+    "--file",
+    "paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A test file by itself.",
+)
+@click.option("--timeout", "limit_s", type=float, help="Seconds for a test (default 600).")
+@click.option("-k", "keyword", help="Only these tests, as pytest's -k.")
+@click.argument("files", nargs=-1)
+def upstream_tests(
+    prefix: Path,
+    source: Path | None,
+    paths: tuple[Path, ...],
+    limit_s: float | None,
+    keyword: str | None,
+    files: tuple[str, ...],
+) -> None:
+    """Run PyTorch's own tests of the pinned commit on stock and on patched, side by side.
+
+    FILES are names under test/inductor (default: test_mix_order_reduction.py).
+    """
+    from rich.console import Console
+
+    from graft import pins, stack, tree
+    from graft import upstream_tests as tests
+
+    there = tree.load(prefix)
+    series = stack.load(pins.load(there.pin))
+    tree.verify(there, series)
+    console = Console()
+    with console.status("") as status:
+        found = tests.compare(
+            there,
+            series,
+            files,
+            source=source,
+            paths=paths,
+            limit_s=tests.LIMIT_S if limit_s is None else limit_s,
+            keyword=keyword,
+            say=status.update,
+        )
+    tests.show(found, console)
+    if found.broken:
+        raise GraftError(f"{len(found.broken)} tests pass on stock and fail on patched")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from graft import caches, commits, testrun
 from graft.errors import GraftError, UsageError, nearest
@@ -22,6 +23,9 @@ from graft.stack import Stack
 from graft.testrun import Result, Run
 from graft.tree import Tree
 from graft.workbench import check_checkout
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DEFAULT_FILES = ("test_mix_order_reduction.py",)
 REMOTE = "https://github.com/pytorch/pytorch"
@@ -125,6 +129,28 @@ def compare(
         on_patched = patched.run(wanted, limit_s, keyword, say)
         asked = {path: by for path, by in changed.items() if path in wanted}
         return Comparison(on_stock, on_patched, asked)
+
+
+def show(found: Comparison, console: Console) -> None:
+    """Print the results side by side, what differs first, and the counts."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("test", "stock", "patched", "why", box=None, pad_edge=False)
+    for row in found.rows:
+        style = "bold red" if row.is_broken else "yellow" if row.differs else None
+        why = row.patched if row.is_broken else row.stock
+        reason = why.message.strip().partition("\n")[0][:120] if why and row.differs else ""
+        where, _, test = row.test.partition("::")
+        name = f"{where.rpartition('.')[2]}::{test}"
+        table.add_row(escape(name), *row.outcomes, escape(reason), style=style)
+    console.print(table)
+    for path, patches in found.changed.items():
+        console.print(f"patched runs {path} as changed by {', '.join(patches)}", highlight=False)
+    for name, run in (("stock", found.stock), ("patched", found.patched)):
+        console.print(f"{name:8}{run}, {run.seconds:.0f} s", highlight=False)
+    differ = sum(row.differs for row in found.rows)
+    console.print(f"{len(found.rows)} tests, {differ} differ, {len(found.broken)} broken")
 
 
 @dataclass(frozen=True)
