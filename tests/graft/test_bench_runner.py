@@ -50,9 +50,7 @@ class Bench:
             "date": "2026-01-01T00:00:00+00:00",
             "commands": ["graft bench fake"],
             "clock": settings.as_dict(),
-            "contenders": {
-                c.label: {"impl": c.impl, "knobs": dict(c.knobs)} for c in contenders
-            },
+            "contenders": {c.label: {"impl": c.impl, "knobs": dict(c.knobs)} for c in contenders},
             "gpus": [],
             "complete": False,
         }
@@ -64,7 +62,12 @@ class Bench:
         self.lanes = []
         try:
             runner.run(
-                todo, contenders, gpus, settings, journal, on_note=self.notes.append,
+                todo,
+                contenders,
+                gpus,
+                settings,
+                journal,
+                on_note=self.notes.append,
                 lanes=self.lanes,
             )
         finally:

@@ -229,15 +229,14 @@ def _heat_map(
 def _columns(
     result: results.Result, case: str, dtype: str, rows: Sequence[results.Row]
 ) -> Figure | None:
-    """Time against rows at up to three fixed widths: those with the most row counts."""
+    """Time against rows at up to three fixed widths, of those that have many row counts."""
     widths: dict[int, list[results.Row]] = {}
     for row in rows:
         if len(row["shape"]) == 2:
             widths.setdefault(row["shape"][1], []).append(row)
-    chosen = sorted(
-        (n for n, found in widths.items() if len(found) >= _COLUMN_MIN),
-        key=lambda n: (-len(widths[n]), n),
-    )[:3]
+    most = max(map(len, widths.values()), default=0)
+    dense = sorted(n for n, found in widths.items() if len(found) >= max(_COLUMN_MIN, most / 2))
+    chosen = sorted({dense[0], dense[len(dense) // 2], dense[-1]}) if dense else []
     if not chosen:
         return None
 

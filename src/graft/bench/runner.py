@@ -34,8 +34,8 @@ class Settings:
     """How to measure: `rounds` turns of `samples` each, at least 30 together.
 
     Work of more than 5 ms gets as few samples a turn as make 30. `timeout_s` bounds each
-    preparation and each turn. `serial` compiles one contender after the other, which compile times to be compared
-    need; otherwise they compile at the same time.
+    preparation and each turn. `serial` compiles one contender after the other, which compile
+    times to be compared need; otherwise they compile at the same time.
     """
 
     rounds: int = 10

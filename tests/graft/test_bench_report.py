@@ -1,0 +1,145 @@
+"""Reports: Markdown, SVG, and the HTML page in a headless browser."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+
+from graft.bench import report, results, shapes
+from graft.bench.cli import bench
+
+from .test_bench_results import result, row, saved
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A grid with a failure, so that there is something for every figure."""
+    rows = [
+        row("rms_norm_backward", (m, n), 5.0 + m * n / 1e5, 4.0 + m * n / 2e5, group="grid")
+        for m, n in shapes.GRID[::5]
+    ]
+    rows.append(row("rms_norm_backward", (7, 7), 5.0, "wrong"))
+    return saved(tmp_path / "full.json", *rows)
+
+
+def test_markdown_says_where_it_comes_from_and_what_failed(full):
+    text = report.markdown([("full", results.load(full))])
+    assert "NVIDIA H200, driver 580.1, copy 4250.0 GB/s" in text
+    assert "stack abababababab" in text
+    assert "| rms_norm_backward | bf16 |" in text
+    assert "rms_norm_backward 7x7 bf16, patched: wrong: no" in text
+
+
+def test_figures_without_data_are_left_out():
+    one = result(row("a", (4, 8), 2.0, 1.0))
+    titles = [figure.title for figure in report.figures(one)]
+    assert titles == ["Roofline", "Sorted ratios"]
+    alone = result(row("a", (4, 8), "oom", "oom"), gpus=[])
+    assert report.figures(alone) == []
+
+
+def test_the_same_rows_give_the_same_bytes(full):
+    data = [("full", results.load(full))]
+    assert report.html(data) == report.html(data)
+
+
+def test_the_page_stands_alone(full):
+    page = report.html([("full", results.load(full))])
+    links = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
+    assert all(link.startswith("data:") for link in links)
+    assert "<script" not in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'(?:href="#|url\(#)([^")]+)', page)
+    assert set(used) <= set(ids)
+
+
+def test_text_of_a_result_is_escaped():
+    odd = result(row("a", (4, 8), 2.0, 1.0), commands=["graft bench <script>x</script>"])
+    assert "<script>" not in report.html([("<b>", odd)])
+
+
+def test_a_page_of_nothing_is_a_page():
+    assert "graft bench" in report.html([("none", result())])
+    assert "graft bench" in report.markdown([("none", result())])
+
+
+def test_the_report_command_writes_what_is_asked(full, tmp_path):
+    run = CliRunner().invoke
+    done = run(
+        bench,
+        ["report", str(full), "--html", str(tmp_path / "o.html"), "--svg", str(tmp_path / "o.svg")],
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0
+    assert (tmp_path / "o.svg").read_text().startswith("<svg")
+    plain = run(bench, ["report", str(full)], catch_exceptions=False)
+    assert plain.output.startswith("## full")
+
+
+# Run in the page: each figure's size on screen, and how much of it is drawn.
+PROBE = """
+<script>
+const found = [...document.querySelectorAll("figure")].map(figure => {
+  const svg = figure.querySelector("svg"), box = svg.getBoundingClientRect();
+  const marks = [...svg.querySelectorAll("path, use")].filter(mark => {
+    const size = mark.getBoundingClientRect();
+    return size.width + size.height > 0 && size.right <= box.right + 2 && size.left >= box.left - 2;
+  });
+  return {title: figure.innerText.split("\\n").pop(), width: box.width, height: box.height,
+          marks: marks.length};
+});
+const rows = document.querySelectorAll("tbody tr").length;
+document.body.innerHTML = "<pre id=found></pre>";
+document.getElementById("found").textContent = JSON.stringify({found, rows});
+</script>
+"""
+
+
+def browse(page, *flags):
+    return subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--log-level=0",
+            "--window-size=1400,1200",
+            *flags,
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_a_browser_draws_every_plot_without_a_console_message(full, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text(report.html([("full", results.load(full))]))
+    plain = browse(page, "--dump-dom")
+    assert "CONSOLE" not in plain.stderr
+    page.write_text(page.read_text() + PROBE)
+    probed = browse(page, "--dump-dom")
+    assert "CONSOLE" not in probed.stderr
+    text = re.search(r'<pre id="found">(.*?)</pre>', probed.stdout, re.S)[1]
+    seen = json.loads(text.replace("&quot;", '"').replace("&amp;", "&"))
+    assert len(seen["found"]) == 4
+    for figure in seen["found"]:
+        assert figure["width"] > 300, figure
+        assert figure["height"] > 200, figure
+        assert figure["marks"] > 20, figure
+    assert seen["rows"] == 1 + len(results.load(full)["rows"])
