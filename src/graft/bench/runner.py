@@ -146,7 +146,9 @@ class _Seat:
         cores = len(os.sched_getaffinity(0))
         env |= {
             "CUDA_VISIBLE_DEVICES": self._gpu,
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(ROOT / "src"), env.get("PYTHONPATH")))
+            ),
             "PYTHONUNBUFFERED": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "inductor"),
             "TRITON_HOME": str(self._scratch / "triton"),
