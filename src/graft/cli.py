@@ -32,10 +32,10 @@ class Commands(click.Group):
 
 
 def default_prefix() -> Path:
-    """The tree that this Python belongs to, or build/."""
+    """The tree whose ``bin/graft`` this is, or build/."""
     from graft import pins, tree
 
-    here = Path(sys.prefix)
+    here = Path(sys.argv[0]).resolve().parent.parent
     return here if (here / tree.MANIFEST).is_file() else pins.ROOT / "build"
 
 
@@ -316,6 +316,51 @@ def upstream_tests(
     tests.show(found, console)
     if found.broken:
         raise GraftError(f"{len(found.broken)} tests pass on stock and fail on patched")
+
+
+# --- explaining ----------------------------------------------------------------------------------
+
+
+@graft.command()
+@prefix_option
+@click.argument("case", required=False)
+@click.option("--gpu", help="Describe this GPU instead: A100, H100, H200, B200.")
+@click.option("--shape", help="Sizes, as in 32768,768.")
+@click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp32.")
+@click.option("--dynamic", is_flag=True, help="Make the first size symbolic.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Write all of it here.")
+@click.option("--kernels", is_flag=True, help="Every kernel, not one screen.")
+@click.option("--check", is_flag=True, help="On a GPU: does the lab generate what it does?")
+@click.option("--list", "listing", is_flag=True, help="The cases that there are.")
+def explain(
+    prefix: Path,
+    case: str | None,
+    gpu: str | None,
+    shape: str | None,
+    dtype: str,
+    dynamic: bool,
+    file: Path | None,
+    kernels: bool,
+    check: bool,
+    listing: bool,
+) -> int:
+    """Show what the stack changes in what Inductor generates for CASE, or for file.py:function."""
+    from graft import explain_command
+
+    if listing:
+        return explain_command.list_cases()
+    if check:
+        return explain_command.check(prefix, case, dtype)
+    return explain_command.explain(
+        prefix,
+        case,
+        gpu=gpu,
+        shape=shape,
+        dtype=dtype,
+        dynamic=dynamic,
+        file=file,
+        every_kernel=kernels,
+    )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,21 @@ def test_status_says_what_a_tree_is(made: Tree) -> None:
         assert line in done.stdout.splitlines()
 
 
+def test_a_trees_own_command_looks_at_that_tree(made: Tree, tmp_path: Path) -> None:
+    away = tmp_path / "moved"
+    shutil.copytree(made.prefix, away, symlinks=True)
+    code = (
+        "import sys; sys.argv = sys.argv[1:]; import graft.cli; print(graft.cli.default_prefix())"
+    )
+    src = made.prefix.parent / "src"
+    for command, tree_of_it in (
+        (away / "bin/graft", away),
+        (src / "graft/__main__.py", made.prefix),
+    ):
+        done = run(sys.executable, "-c", code, command, PYTHONPATH=str(src))
+        assert done.stdout.strip() == str(tree_of_it), done.stderr
+
+
 def test_status_says_that_the_series_has_changed(made: Tree) -> None:
     series = made.prefix.parent / "patches/v2.11.0/series"
     text = series.read_text()

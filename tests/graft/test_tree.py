@@ -579,61 +579,50 @@ def test_the_shipped_stack_grafts_on_the_real_torch(tmp_path: Path) -> None:
 
 
 KEYS = """
-import os, subprocess, sys
-import torch
+import torch, triton
 from torch._inductor import codecache, metrics
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
-import triton
-print(torch.__file__, hasattr(metrics, "STANDIN"), sep="\\n")
-print(codecache.torch_key().hex())
-print(cache_dir(), triton_cache_dir(0), triton.knobs.cache.dir, sep="\\n")
+
+print(torch.__file__, hasattr(metrics, "STANDIN"), codecache.torch_key().hex())
+print(cache_dir(), triton_cache_dir(0), triton.knobs.cache.dir)
+"""
+# A worker's cache key is injected by its parent, so comparing keys there would prove nothing.
+WORKER = """
+import sys, where
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+pool = SubprocPool(1)
+print(*pool.submit(where.where).result())
+pool.shutdown()
+"""
+WHERE = """
+def where():
+    import os, torch, torch._inductor.metrics as metrics
+    return torch.__file__, metrics.STANDIN, os.environ["TORCHINDUCTOR_CACHE_DIR"]
 """
 
 
-def test_stock_and_patched_share_no_cache(real: tree.Tree) -> None:
-    env = caches.stock_environ({k: v for k, v in os.environ.items() if k not in caches.VARIABLES})
+def test_stock_and_patched_share_no_cache_and_workers_have_the_trees_torch(
+    real: tree.Tree, tmp_path: Path
+) -> None:
+    (tmp_path / "where.py").write_text(WHERE)
+    env = {k: v for k, v in os.environ.items() if k not in caches.VARIABLES}
+    env["PYTHONPATH"] = str(tmp_path)
     seen = []
-    for python in (real.base.python, real.python):
+    for python, code in ((real.base.python, KEYS), (real.python, KEYS + WORKER)):
         done = subprocess.run(
-            [str(python), "-c", KEYS], env=env, capture_output=True, text=True, check=False
+            [str(python), "-c", code], env=env, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         seen.append(done.stdout.split())
-    stock, patched = seen
+    stock, patched = seen[0], seen[1][:6]
     assert stock[0] == str(real.base.torch_dir / "__init__.py")
     assert patched[0] == str(real.torch_dir / "__init__.py")
     assert (stock[1], patched[1]) == ("False", "True")
-    for name, one, other in zip(
-        ("torch_key", "Inductor", "Inductor's Triton", "Triton"),
-        stock[2:],
-        patched[2:],
-        strict=True,
-    ):
-        assert one != other, name
+    kinds = ("torch_key", "Inductor's folder", "Inductor's Triton folder", "Triton's folder")
+    for kind, one, other in zip(kinds, stock[2:], patched[2:], strict=True):
+        assert one != other, kind
     assert patched[3] == str(real.cache_dir)
     assert all(folder.startswith(str(real.cache_dir)) for folder in patched[3:])
     assert not any(caches.MARK in folder for folder in stock[3:])
-
-
-def test_a_compile_worker_has_the_trees_torch(real: tree.Tree, tmp_path: Path) -> None:
-    # The worker's cache key is injected by its parent, so it would prove nothing.
-    (tmp_path / "where.py").write_text(
-        "def where():\n"
-        "    import os, torch, torch._inductor.metrics as m\n"
-        "    return torch.__file__, m.STANDIN, os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
-    )
-    (tmp_path / "ask.py").write_text(
-        "import where\n"
-        "from torch._inductor.compile_worker.subproc_pool import SubprocPool\n"
-        "if __name__ == '__main__':\n"
-        "    pool = SubprocPool(1)\n"
-        "    print('\\n'.join(map(str, pool.submit(where.where).result())))\n"
-        "    pool.shutdown()\n"
-    )
-    done = run(real.python, tmp_path / "ask.py", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [
-        str(real.torch_dir / "__init__.py"),
-        "1",
-        str(real.cache_dir),
-    ]
+    assert seen[1][6:] == [str(real.torch_dir / "__init__.py"), "1", str(real.cache_dir)]
