@@ -251,7 +251,8 @@ bench.run([f"slow{{i}}" for i in range(400)])
 def test_a_killed_run_loses_at_most_the_row_it_was_at(bench, how):
     path = [str(FAKE.parent), *sys.path]
     code = KILLED.format(path=path, folder=str(bench.folder))
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    env = {**os.environ, "TMPDIR": str(bench.folder)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL)
     part = bench.out.with_name("out.json.part")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

@@ -1,0 +1,182 @@
+"""The worker's preparation on the CPU: CUDA's calls stand still, and the clock is the host's."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from graft.bench import peers, worker
+from graft.bench.autograd import Backward
+from graft.bench.clock import Replay
+from graft.cases import Case
+
+CPU = torch.device("cpu")
+
+
+class HostClock:
+    """Runs in place of captures."""
+
+    def capture(self, fn):
+        return Replay(fn, fn(), captured=True, kernels=1, memops=0)
+
+    def time_us(self, launch, samples):
+        out = []
+        for _ in range(samples):
+            started = time.perf_counter()
+            launch()
+            out.append((time.perf_counter() - started) * 1e6)
+        return out
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *args: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *args: 350)
+    monkeypatch.setattr(worker, "_profile", lambda step: {"triton_us": 0.0, "rest_us": 1.0})
+    made = worker.Worker()
+    made.device, made.clock, made.impl = CPU, HostClock(), "eager"
+
+    def offer(fn, inputs=None, model=None):
+        case = Case(
+            "case",
+            "",
+            fn,
+            inputs or (lambda shape, dtype, device: (torch.randn(shape, dtype=dtype),)),
+            {"default": [(8, 4)]},
+            model=model,
+        )
+        monkeypatch.setattr(worker, "_find", lambda name: case)
+        return made
+
+    return offer
+
+
+def prepare(made, dtype="fp32"):
+    return made({"do": "prepare", "case": "case", "shape": [8, 4], "dtype": dtype, "seed": 1})
+
+
+def test_a_case_has_its_facts_and_then_times(bench):
+    made = bench(lambda x: (x.sum(0), x * 2))
+    facts = prepare(made)
+    assert facts["bytes"] == (8 * 4 + 4 + 8 * 4) * 4
+    assert facts["peak_bytes"] == 250
+    assert facts["kernels"] == 1
+    assert [out["output"] for out in facts["outputs"]] == ["0", "1"]
+    assert len(made({"do": "measure", "samples": 5})["us"]) == 5
+    made({"do": "release"})
+    with pytest.raises(worker.CaseError, match="nothing is prepared"):
+        made({"do": "measure", "samples": 5})
+
+
+def test_inputs_are_those_of_the_seed(bench):
+    seen = []
+    made = bench(lambda x: seen.append(x.float().sum().item()) or x)
+    prepare(made)
+    first = list(seen)
+    seen.clear()
+    prepare(made)
+    assert seen == first
+
+
+def test_a_wrong_output_is_an_error_with_its_checks(bench, monkeypatch):
+    made = bench(lambda x: x.sum(0))
+    made.impl = "liger"
+    monkeypatch.setattr(peers, "kernel", lambda *args: lambda x: lambda: x.sum(0) * 1.5)
+    with pytest.raises(worker.CaseError, match=r"output 0: error 0\.5") as error:
+        prepare(made)
+    assert error.value.kind == "wrong"
+    assert error.value.facts["outputs"][0]["error"] == 0.5
+    assert made.replay is None
+
+
+def test_a_peer_without_a_kernel_is_absent(bench, monkeypatch):
+    made = bench(lambda x: x.sum(0))
+    made.impl = "liger"
+    with pytest.raises(worker.CaseError, match="liger has no kernel for case") as error:
+        prepare(made)
+    assert error.value.kind == "absent"
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "fatal"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nmore"), "oom", False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "crash", True),
+        (ValueError("no such thing"), "error", False),
+    ],
+)
+def test_what_a_case_raises_has_its_kind(bench, raised, kind, fatal):
+    def fn(x):
+        raise raised
+
+    with pytest.raises(worker.CaseError) as error:
+        prepare(bench(fn))
+    assert (error.value.kind, error.value.fatal) == (kind, fatal)
+    assert "more" not in str(error.value)
+
+
+def test_a_backward_is_prepared_from_its_forward(bench):
+    def inputs(shape, dtype, device):
+        return torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+
+    facts = prepare(bench(Backward(lambda x: x.exp(), (0,)), inputs), "bf16")
+    assert facts["bytes"] == 3 * 8 * 4 * 2
+    assert len(facts["outputs"]) == 1
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(16), nn.Linear(16, 5)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.out(self.norm(x))
+
+
+def step(model, x, labels):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return nn.functional.cross_entropy(model(x).flatten(0, -2), labels.flatten())
+
+
+def step_inputs(shape, dtype, device):
+    return torch.randn(*shape, 16), torch.randint(0, 5, shape)
+
+
+def test_a_step_is_checked_against_float64_gradients(bench):
+    facts = prepare(bench(step, step_inputs, lambda device: Tiny()), "bf16")
+    loss, worst = facts["outputs"]
+    assert loss["output"] == "loss"
+    assert 1e-5 < worst["error"] < 2e-2  # bf16's, so that the reference is not bf16 itself
+    assert facts["rest_us"] == 1.0
+
+
+def test_a_steps_reference_is_the_mean_over_the_batch():
+    torch.manual_seed(0)
+    model, inputs = Tiny(), step_inputs((6, 4), torch.float32, CPU)
+    case = Case("c", "", step, step_inputs, {"default": [(6, 4)]}, model=lambda device: model)
+    refs = worker._step_reference(case, model, inputs)
+    whole = Tiny().double()
+    whole.load_state_dict(model.state_dict())
+    loss = nn.functional.cross_entropy(
+        whole(inputs[0].double()).flatten(0, -2), inputs[1].flatten()
+    )
+    loss.backward()
+    torch.testing.assert_close(refs["loss"], loss.detach())
+    torch.testing.assert_close(refs["out.weight"], whole.out.weight.grad)
+    assert "unused.weight" not in refs
+
+
+def test_an_unknown_knob_is_named():
+    with pytest.raises(worker.CaseError, match=r"has no triton\.nonsense"):
+        worker.Worker().hello("compile", {"triton.nonsense": 1})
+
+
+def test_repeatable_compares_bits():
+    x = torch.tensor([1.0, float("nan"), -0.0])
+    assert worker._same_bits(x, x.clone())
+    assert not worker._same_bits(x, torch.tensor([1.0, float("nan"), 0.0]))
+    assert worker._same_bits(x.to(torch.float8_e4m3fn), x.to(torch.float8_e4m3fn))
