@@ -256,7 +256,7 @@ class DynamicRowsTest(TestBase):
             for rows in (1030, 33, 1, 0):
                 x = torch.randn(rows, 96, device=GPU_TYPE)
                 torch._dynamo.decorators.mark_unbacked(x, 0)
-                self.compare(self.sums, f(x), (x,))
+                self.compare(self.sums, f(x), (x,), ulps=8)
         self.assertEqual(metrics.codegen_mix_order_reduction, 0)
 
 
