@@ -132,14 +132,12 @@ def _knobs(there: Any) -> list[str]:
 )
 def verify(prefix: Path, each: bool, only: tuple[str, ...], since: str | None) -> None:
     """Check base, tree, series and copies against each other, blob by blob."""
-    from graft import pins, source, stack, tree
+    from graft import pins, stack, tree
 
     there = tree.load(prefix)
     pin = pins.load(there.pin)
     series = stack.load(pin)
     tree.verify(there, series)
-    if there.base.source:
-        source.check(there.base.source, pin)
     if pin.name == pins.DEFAULT_PIN:
         stack.check_copies(series)
     click.echo(

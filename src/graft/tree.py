@@ -692,6 +692,8 @@ def verify(tree: Tree, stack: Stack, start: bool = True) -> None:
             f"patches/{stack.pin.name} is {stack.hash[:12]})",
             next=rebuild,
         )
+    if tree.base.source and not tree.compiled:
+        source.check(tree.base.source, stack.pin)
     found = problems(tree, stack.pin)
     if found:
         more = f"; and {len(found) - 10} more" if len(found) > 10 else ""

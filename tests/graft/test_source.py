@@ -140,6 +140,10 @@ def test_python_of_the_checkout_binaries_of_the_wheel(bench: Bench, checkout: Pa
     assert done.stdout == "checkout 10\n", done.stderr
     tree.verify(made, bench.stack)
     assert (snapshot(checkout), snapshot(bench.site)) == before
+    (checkout / "torch/functional.py").write_text("mine = 1\n")
+    with pytest.raises(GraftError, match=r"changes of its own in torch/functional\.py"):
+        tree.verify(made, bench.stack)
+    (checkout / "torch/functional.py").write_text(TORCH["torch/functional.py"])
     (torch / "untouched/__init__.py").unlink()
     with pytest.raises(GraftError, match="untouched/__init__.py is not the link"):
         tree.verify(made, bench.stack)
