@@ -399,3 +399,12 @@ def test_committed_results_are_results_without_machine_paths():
         assert "/home/" not in text
         assert "/root" not in text
         assert "/tmp" not in text
+
+
+def test_a_training_step_shows_its_split(tmp_path):
+    step = row("llama_step", (4, 2048), 900.0, 800.0)
+    step["times"]["stock"] |= {"triton_us": 300.4, "rest_us": 600.0}
+    saved(tmp_path / "r.json", step)
+    text = tables.table(["r.json"], tmp_path, "page")
+    assert "| Triton, stock, us | rest, stock, us |" in text
+    assert "| 300 | 600 |" in text

@@ -398,6 +398,12 @@ def _measure(
                 journal.fold(changes, [point.key for point in points])
                 if out:
                     note(f"{out}: {len(journal.rows)} points" + ("" if complete else ", not all"))
+    rows = [row for row in journal.rows if row.get("speedup")]
+    for text in summary(rows, labels):
+        console.print(text, **plain)
+    failed = sum("error" in time for row in journal.rows for time in row["times"].values())
+    if failed:
+        console.print(f"{failed} entries are errors, each in its row", **plain)
     for label, about in changes.get("contenders", {}).items():
         if "absent" in about:
             console.print(f"{label}: left out, {about['absent']}", **plain)
@@ -428,6 +434,27 @@ def described(lanes: Sequence[Any], head: dict[str, Any]) -> dict[str, Any]:
     return {"gpus": gpus, "contenders": contenders} if gpus else {}
 
 
+def summary(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> list[str]:
+    """One line a case, dtype and contender: geometric mean, worst and best of its speedup."""
+    from graft.bench import shapes
+    from graft.bench.stats import geomean
+
+    found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
+    for row in rows:
+        shape = shapes.text(tuple(row["shape"]))
+        for label in labels[1:]:
+            if label in row["speedup"]:
+                ratio = row["speedup"][label]["median"]
+                found.setdefault((row["case"], row["dtype"], label), []).append((ratio, shape))
+    return [
+        f"{case:28} {dtype:5} {label} x{geomean(ratio for ratio, _ in ratios):.3f}"
+        f" over {labels[0]}, {len(ratios)} points;"
+        f" worst {min(ratios)[0]:.3f} at {min(ratios)[1]}, best {max(ratios)[0]:.3f}"
+        f" at {max(ratios)[1]}"
+        for (case, dtype, label), ratios in found.items()
+    ]
+
+
 def line(row: dict[str, Any], labels: Sequence[str]) -> str:
     """A row as one line of the terminal."""
     from graft.bench import shapes
@@ -442,6 +469,8 @@ def line(row: dict[str, Any], labels: Sequence[str]) -> str:
             words.append(f"{label} {time['us']['median']:8.1f}")
         elif "error" in time:
             words.append(f"{label} {time['error']['kind']}: {time['error']['message'][:120]}")
+    counts = [str(row["times"].get(label, {}).get("kernels") or "-") for label in labels]
+    words.append(f"kernels {'/'.join(counts)}")
     for label, ratio in row.get("speedup", {}).items():
         words.append(f"{label} x{ratio['median']:.3f} [{ratio['q1']:.3f}, {ratio['q3']:.3f}]")
     return "  ".join(words)

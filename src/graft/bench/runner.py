@@ -146,9 +146,7 @@ class _Seat:
         cores = len(os.sched_getaffinity(0))
         env |= {
             "CUDA_VISIBLE_DEVICES": self._gpu,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(ROOT / "src"), env.get("PYTHONPATH")))
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), env.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "inductor"),
             "TRITON_HOME": str(self._scratch / "triton"),

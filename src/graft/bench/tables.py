@@ -13,6 +13,7 @@ Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed) or
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -95,7 +96,10 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
 
 
 def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
-    """One line a point: limit, each contender's median in us, the last one's share of the limit."""
+    """One line a point: limit, each contender's median in us, the last one's share of the limit.
+
+    Training steps have no limit: theirs is the split into Triton's kernels and the rest.
+    """
     one_case = len({row["case"] for row in rows}) == 1
     one_dtype = len({row["dtype"] for row in rows}) == 1
     lead = [*([] if one_case else ["case"]), "shape", *([] if one_dtype else ["dtype"])]
@@ -103,7 +107,11 @@ def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
     head = [*lead, "limit, us", *(f"{label}, us" for label in labels)]
     if len(labels) > 1:
         head += [f"{base} / {label}" for label in labels[1:]]
-    head += [f"SOL, {last}"]
+    steps = any("triton_us" in time for row in rows for time in row["times"].values())
+    if steps:
+        head += [f"{part}, {label}, us" for label in labels for part in ("Triton", "rest")]
+    else:
+        head += [f"SOL, {last}"]
     lines = []
     for row in rows:
         names = {"case": row["case"], "shape": shapes.text(tuple(row["shape"]))}
@@ -111,8 +119,15 @@ def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
         cells.append(f"{row['limit_us']:.1f}" if "limit_us" in row else "")
         cells += [cell(row["times"].get(label, {"absent": ""})) for label in labels]
         cells += [_speedup(row, base, label) for label in labels[1:]]
-        sol = row["times"].get(last, {}).get("sol")
-        cells.append(f"{sol:.0%}" if sol else "")
+        if steps:
+            cells += [
+                f"{row['times'].get(label, {}).get(part, math.nan):.0f}".replace("nan", "")
+                for label in labels
+                for part in ("triton_us", "rest_us")
+            ]
+        else:
+            sol = row["times"].get(last, {}).get("sol")
+            cells.append(f"{sol:.0%}" if sol else "")
         lines.append(cells)
     return _markdown(head, lines, len(lead))
 
