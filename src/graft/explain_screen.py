@@ -1,0 +1,196 @@
+"""Prints what `graft explain` found: one screen, what changed first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from graft.explain import Check, Kernel, Report, Side
+from graft.explain import Progress as Callback
+
+# Rows of a table before the rest is left to --kernels, so that all of it is one screen.
+_ROWS = 12
+_NAME_WIDTH = 46
+# Where in a worker's life each thing that it does begins, and how much of it that takes.
+_PHASES = {
+    "importing": (0.0, 0.1),
+    "compiling": (0.1, 0.5),
+    "assembling": (0.6, 0.4),
+    "timing": (0.95, 0.05),
+    "done": (1.0, 0.0),
+}
+
+
+@contextlib.contextmanager
+def progress(console: Console) -> Iterator[Callback]:
+    """A bar a process while they run; nothing stays on the screen."""
+    columns = (TextColumn("{task.description:32}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, int] = {}
+
+        def update(side: str, share: float, what: str) -> None:
+            if side not in tasks:
+                tasks[side] = bars.add_task(side, total=1.0)
+            start, length = _PHASES.get(what, (0.0, 0.0))
+            bars.update(
+                tasks[side],  # type: ignore[arg-type]
+                completed=start + length * min(share, 1.0),
+                description=f"{side}: {what}",
+            )
+
+        yield update
+
+
+def show(report: Report, console: Console, every_kernel: bool = False) -> None:
+    """One screen; with `every_kernel`, all kernels and all reasons."""
+    size = " x ".join(map(str, report.shape))
+    where = f"{report.gpu}, described" if report.described else report.gpu
+    console.print(f"[bold]{report.case}[/] {size} {report.dtype} on {where}")
+    console.print(_summary(report))
+    rows = None if every_kernel else _ROWS
+    if report.gone or report.new:
+        console.print(f"changed: {len(report.gone)} kernels gone, {len(report.new)} new")
+        changed = [("-", kernel) for kernel in _first(report.gone)]
+        changed += [("+", kernel) for kernel in _first(report.new)]
+        console.print(_kernels(changed, rows))
+    else:
+        console.print("the stack changes no kernel of it")
+    if every_kernel or not (report.gone or report.new):
+        console.print(_kernels([(" ", kernel) for kernel in _first(report.same)], rows))
+    if report.stock.refusals or report.patched.refusals:
+        console.print(_refusals(report, rows))
+    if not every_kernel:
+        console.print(Text("every kernel: --kernels; the sources: --json FILE", style="dim"))
+
+
+def show_checks(checks: Sequence[Check], gpu: str, console: Console) -> None:
+    """A line a case and torch, then the differences."""
+    for each in checks:
+        verdict = "same" if each.is_same else "[red]DIFFERENT[/]"
+        console.print(
+            f"{each.case:24} {each.side:8} {each.graphs} graphs, {each.kernels:3} kernels: {verdict}"
+        )
+    for each in checks:
+        if each.difference:
+            console.print(Text(f"{each.case}, {each.side}:\n{each.difference}"))
+    same = sum(each.is_same for each in checks)
+    console.print(f"{same} of {len(checks)}: the lab generates for {gpu} what was generated on it")
+
+
+def _first(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Mix-order kernels first, then by the bytes that they move."""
+    return sorted(kernels, key=lambda kernel: (kernel.kind != "mix-order", -kernel.bytes))
+
+
+def _summary(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for side in ("stock", "patched"):
+        table.add_column(side, justify="right")
+    rows: list[tuple[str, Callable[[Side], str]]] = [
+        ("launches of generated kernels", lambda s: str(sum(k.launches for k in s.kernels))),
+        ("  distinct kernels", lambda s: str(len(s.kernels))),
+        ("  mix-order", lambda s: str(sum(k.launches for k in s.mix_order))),
+        ("  most loads of a mix-order kernel", lambda s: _most(k.loads for k in s.mix_order)),
+        (
+            "  their partial sums",
+            lambda s: str(sum(k.partial_sums * k.launches for k in s.mix_order)),
+        ),
+        (
+            "  most registers a thread of a mix-order kernel",
+            lambda s: _most(r for k in s.mix_order for r in k.taken("registers_per_thread")),
+        ),
+        (
+            "  launches of kernels that spill",
+            lambda s: str(sum(k.launches for k in s.kernels if k.spill_bytes)),
+        ),
+        ("  bytes that they move, GB", lambda s: f"{sum(k.bytes for k in s.kernels) / 1e9:.2f}"),
+        ("other calls (matrix products, attention)", lambda s: str(s.extern_calls)),
+        ("refused mix-order fusions", lambda s: str(sum(s.refusals.values()))),
+        ("Inductor's compile time, s", lambda s: f"{s.compile_seconds:.1f}"),
+    ]
+    if not report.described:
+        rows.append(("GPU time of a step, ms", lambda s: f"{_total_us(s) / 1e3:.3f}"))
+    for label, value in rows:
+        before, after = value(report.stock), value(report.patched)
+        changed = before != after and "compile time" not in label
+        table.add_row(label, before, f"[bold]{after}[/]" if changed else after)
+    return table
+
+
+def _total_us(side: Side) -> float:
+    return float(sum(side.answer["times_us"].values()))
+
+
+def _most(values: Iterator[int]) -> str:
+    return str(max(values, default="-"))  # type: ignore[type-var]
+
+
+def _kernels(marked: Sequence[tuple[str, Kernel]], rows: int | None) -> Group:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    timed = any(kernel.time_us is not None for _, kernel in marked)
+    table.add_column("")
+    table.add_column("kernel", no_wrap=True, max_width=_NAME_WIDTH)
+    for title in ("calls", "kind", "xnumel", "rnumel", "loads", "sums", "MB", "regs", "spill", "occ"):
+        table.add_column(title, justify="left" if title == "kind" else "right", no_wrap=True)
+    if timed:
+        table.add_column("us", justify="right")
+    style = {"-": "red", "+": "green"}
+    for mark, kernel in marked[:rows]:
+        facts = kernel.facts
+        cells = [
+            mark,
+            _short(kernel.name),
+            str(kernel.launches),
+            kernel.kind,
+            str(facts["xnumel"]),
+            str(facts["rnumel"]),
+            str(kernel.loads),
+            str(kernel.partial_sums or ""),
+            f"{facts['bytes'] / 1e6:.1f}",
+            _range(kernel.taken("registers_per_thread")),
+            _range(kernel.taken("spill_bytes")),
+            _range([round(100 * share) for share in kernel.taken("occupancy")], "%"),
+        ]
+        if timed:
+            cells.append(f"{kernel.time_us or 0.0:.1f}")
+        table.add_row(*cells, style=style.get(mark))
+    more = len(marked) - len(marked[:rows])
+    return Group(table, Text(f"and {more} more", style="dim")) if more else Group(table)
+
+
+def _short(name: str) -> str:
+    """`per_fused_mean_mul_3` of `triton_per_fused_mean_mul_3`, its number kept."""
+    name = name.removeprefix("triton_")
+    if len(name) <= _NAME_WIDTH:
+        return name
+    number = name[name.rindex("_") :] if "_" in name else ""
+    return name[: _NAME_WIDTH - len(number) - 1] + "…" + number
+
+
+def _range(values: Sequence[int], unit: str = "") -> str:
+    """One number, or the least and the most over the configurations that would be tried."""
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
+
+
+def _refusals(report: Report, rows: int | None) -> Group:
+    stock, patched = report.stock.refusals, report.patched.refusals
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("refused with a mix-order reduction, because")
+    table.add_column("stock", justify="right")
+    table.add_column("patched", justify="right")
+    reasons = sorted(
+        {*stock, *patched}, key=lambda r: (stock[r] == patched[r], -max(stock[r], patched[r]))
+    )
+    for reason in reasons[:rows]:
+        table.add_row(reason, str(stock[reason]), str(patched[reason]))
+    more = len(reasons) - len(reasons[:rows])
+    return Group(table, Text(f"and {more} more reasons", style="dim")) if more else Group(table)
