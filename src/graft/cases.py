@@ -98,7 +98,8 @@ def find(name: str) -> Case:
 @functools.cache
 def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"graft_case_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where Dynamo looks up the globals of what it traces
     spec.loader.exec_module(module)

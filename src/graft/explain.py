@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -251,10 +252,41 @@ def ask(
     try:
         for label, (python, request) in requests.items():
             workers[label] = _Worker(label, python, request, progress)
-        return {label: worker.answer() for label, worker in workers.items()}
+        share_out(list(workers.values()))
+        answers = {label: worker.answer() for label, worker in workers.items()}
     finally:
         for worker in workers.values():
             worker.stop()
+    if shared(workers.values()):
+        assembled = {k: v for answer in answers.values() for k, v in answer["assemblies"].items()}
+        for label, worker in workers.items():
+            answers[label]["assemblies"] = {k: assembled[k] for k in worker.kernels}
+    return answers
+
+
+def shared(workers: Iterable[_Worker]) -> bool:
+    """Whether equal kernels are assembled equally: the workers' heuristics are the same files."""
+    return len({worker.heuristics for worker in workers} - {None}) == 1
+
+
+def share_out(workers: Sequence[_Worker]) -> None:
+    """Have each kernel assembled by one of the workers that have it, once all have compiled."""
+    for worker in workers:
+        worker.compiled.wait()
+    chosen: dict[str, _Worker] = {}
+    counts: Counter[str] = Counter()
+    if shared(workers):
+        for worker in workers:
+            for key in worker.kernels:
+                owners = [each for each in workers if key in each.kernels]
+                if key not in chosen:
+                    chosen[key] = min(owners, key=lambda each: counts[each.label])
+                    counts[chosen[key].label] += 1
+    for worker in workers:
+        if chosen:
+            worker.choose([key for key in worker.kernels if chosen[key] is worker])
+        else:
+            worker.choose(worker.kernels)
 
 
 class _Worker:
@@ -269,6 +301,10 @@ class _Worker:
     ) -> None:
         self.label = label
         self.progress = progress
+        # Set when the worker has said which kernels it has, or has ended.
+        self.compiled = threading.Event()
+        self.kernels: list[str] = []
+        self.heuristics: str | None = None
         self.folder = tempfile.TemporaryDirectory(prefix="graft-explain-")
         root = Path(self.folder.name)
         self.response = root / "response.json"
@@ -276,6 +312,7 @@ class _Worker:
         self.errors = (root / "errors").open("w+")
         self.process = subprocess.Popen(
             [*python, "-m", "graft.lab.worker", str(root / "request.json"), str(self.response)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
@@ -288,12 +325,23 @@ class _Worker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             try:
-                step = json.loads(line)
-                share, what = step["done"] / step["of"], step["what"]
-            except (ValueError, TypeError, KeyError):
+                said = json.loads(line)
+                if "kernels" in said:
+                    self.kernels, self.heuristics = said["kernels"], said["heuristics"]
+                    self.compiled.set()
+                elif self.progress is not None:
+                    self.progress(self.label, said["done"] / said["of"], said["what"])
+            except (ValueError, TypeError, KeyError, ZeroDivisionError):
                 continue  # something that the case itself prints
-            if self.progress is not None:
-                self.progress(self.label, share, what)
+        self.compiled.set()
+
+    def choose(self, keys: Sequence[str]) -> None:
+        """Let the worker assemble these of its kernels."""
+        assert self.process.stdin is not None
+        # A worker that has nothing to assemble, or has failed, reads nothing.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(list(keys)) + "\n")
+            self.process.stdin.close()
 
     def answer(self) -> dict[str, Any]:
         self.process.wait()

@@ -26,11 +26,14 @@ def explain(
     every_kernel: bool,
 ) -> int:
     """Compile stock and patched, print what differs; returns 0."""
+    from graft import cases
     from graft.lab import devices
 
     # First what can be wrong with the command, then what takes time.
     sizes = None if shape is None else parse_shape(shape)
     described = devices.find(gpu).key if gpu else None
+    case = case or explaining.DEFAULT_CASE
+    cases.find(case)
     pythons = tree.pythons(prefix)
     console = Console()
     if described is None and explaining.real_gpu() is None:
@@ -38,12 +41,13 @@ def explain(
         others = ", ".join(key for key in devices.DEVICES if key != described)
         console.print(
             f"no GPU that torch can use here: the lab describes an {described} "
-            f"(--gpu for {others})"
+            f"(--gpu for {others})",
+            soft_wrap=True,
         )
     with screen.progress(Console(stderr=True)) as progress:
         report = explaining.explain(
             pythons,
-            case or explaining.DEFAULT_CASE,
+            case,
             shape=sizes,
             dtype=dtype,
             gpu=described,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -136,7 +137,18 @@ def _kernels(marked: Sequence[tuple[str, Kernel]], rows: int | None) -> Group:
     timed = any(kernel.time_us is not None for _, kernel in marked)
     table.add_column("")
     table.add_column("kernel", no_wrap=True, max_width=_NAME_WIDTH)
-    for title in ("calls", "kind", "xnumel", "rnumel", "loads", "sums", "MB", "regs", "spill", "occ"):
+    for title in (
+        "calls",
+        "kind",
+        "xnumel",
+        "rnumel",
+        "loads",
+        "sums",
+        "MB",
+        "regs",
+        "spill",
+        "occ",
+    ):
         table.add_column(title, justify="left" if title == "kind" else "right", no_wrap=True)
     if timed:
         table.add_column("us", justify="right")
@@ -182,15 +194,39 @@ def _range(values: Sequence[int], unit: str = "") -> str:
 
 
 def _refusals(report: Report, rows: int | None) -> Group:
-    stock, patched = report.stock.refusals, report.patched.refusals
+    stock, patched = _alike(report.stock.refusals), _alike(report.patched.refusals)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("refused with a mix-order reduction, because")
     table.add_column("stock", justify="right")
     table.add_column("patched", justify="right")
-    reasons = sorted(
-        {*stock, *patched}, key=lambda r: (stock[r] == patched[r], -max(stock[r], patched[r]))
+    patterns = sorted(
+        {*stock, *patched},
+        key=lambda p: (_count(stock, p) == _count(patched, p), -_count(stock, p), p),
     )
-    for reason in reasons[:rows]:
-        table.add_row(reason, str(stock[reason]), str(patched[reason]))
-    more = len(reasons) - len(reasons[:rows])
+    for pattern in patterns[:rows]:
+        reason = _reason([*stock.get(pattern, {}), *patched.get(pattern, {})])
+        table.add_row(reason, str(_count(stock, pattern)), str(_count(patched, pattern)))
+    more = len(patterns) - len(patterns[:rows])
     return Group(table, Text(f"and {more} more reasons", style="dim")) if more else Group(table)
+
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+
+def _alike(reasons: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Reasons that differ in their numbers alone, together."""
+    found: dict[str, dict[str, int]] = {}
+    for reason, count in reasons.items():
+        found.setdefault(_NUMBER.sub("#", reason), {})[reason] = count
+    return found
+
+
+def _count(reasons: Mapping[str, Mapping[str, int]], pattern: str) -> int:
+    return sum(reasons.get(pattern, {}).values())
+
+
+def _reason(reasons: Sequence[str]) -> str:
+    """The first reason, with the least and the most of each number that differs in the others."""
+    numbers = zip(*([int(n) for n in _NUMBER.findall(reason)] for reason in reasons), strict=True)
+    ranges = (_range(each) for each in numbers)
+    return _NUMBER.sub(lambda match: next(ranges), reasons[0])

@@ -390,7 +390,9 @@ def _gate(node1: Any, node2: Any) -> str | None:
     from torch._inductor.scheduler import MixOrderReduction as Mix
     from torch._inductor.virtualized import V
 
-    if not (node1.is_reduction() and node2.is_reduction() and Mix.has_mix_reduction_orders(node1, node2)):
+    if not (
+        node1.is_reduction() and node2.is_reduction() and Mix.has_mix_reduction_orders(node1, node2)
+    ):
         return None
     if not Mix.get_common_read(node1, node2):
         return None
@@ -401,7 +403,9 @@ def _gate(node1: Any, node2: Any) -> str | None:
     contiguous = next((n for n in (node1, node2) if Mix.is_contiguous_node(n)), None)
     if contiguous is None:
         return "neither side reads along its reduction"
-    rows, columns = (V.graph.sizevars.size_hint(s, fallback=0) for s in Mix.get_numel_rnumel(contiguous))
+    rows, columns = (
+        V.graph.sizevars.size_hint(s, fallback=0) for s in Mix.get_numel_rnumel(contiguous)
+    )
     strict = not torch._inductor.config.triton.mix_order_reduction_non_strict_mode
     sizes = f"xnumel {rows}, rnumel {columns}"
     if strict and rows * columns < 5 * 2**20:

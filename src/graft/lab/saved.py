@@ -225,9 +225,7 @@ class _Reader:
         if isinstance(saved, int):
             return saved
         expression = sympy.sympify(saved, locals=dict(self.symbols))
-        hint = int(
-            expression.subs({s: self.data["symbols"][n] for n, s in self.symbols.items()})
-        )
+        hint = int(expression.subs({s: self.data["symbols"][n] for n, s in self.symbols.items()}))
         return self.shapes.create_symintnode(expression, hint=hint)
 
     def _read(self, saved: Any) -> Any:

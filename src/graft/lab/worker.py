@@ -2,6 +2,10 @@
 
 Run by the stock Python or the patched one; what it compiles is what that Python's torch generates.
 Progress goes to standard output, a JSON object a line: {"done": 3, "of": 40, "what": "..."}.
+
+Before it assembles, a worker says which kernels it has, {"kernels": [...], "heuristics": "..."}, and
+reads a line from standard input: the keys of those that it shall assemble, so that two workers need
+not both assemble what both have. The end of the input means all.
 """
 
 from __future__ import annotations
@@ -60,9 +64,11 @@ def code_key(code: str) -> str:
 
 
 Progress = Callable[[int, int, str], None]
+# Of the keys of all kernels, those that this process assembles.
+Choose = Callable[[Sequence[str]], Sequence[str]]
 
 
-def serve(request: Request, progress: Progress) -> dict[str, Any]:
+def serve(request: Request, progress: Progress, choose: Choose = list) -> dict[str, Any]:
     """Do what `request` says. Raises GraftError for what it names wrongly."""
     import torch
 
@@ -91,13 +97,11 @@ def serve(request: Request, progress: Progress) -> dict[str, Any]:
                 step = capture.prepare(case, shape, request.dtype, counted, dynamic=request.dynamic)
                 step()
             else:
-                graphs = capture.trace(
-                    case, shape, request.dtype, counted, dynamic=request.dynamic
-                )
+                graphs = capture.trace(case, shape, request.dtype, counted, dynamic=request.dynamic)
                 if request.save is not None:
                     saved.save(graphs, Path(request.save))
         compile_seconds = time.perf_counter() - started
-        assemblies = _assemble(compiled, device, progress) if request.assemble else {}
+        assemblies = _assemble(compiled, device, choose, progress) if request.assemble else {}
         times_us: dict[str, float] = {}
         if request.time and step is not None:
             progress(0, 1, "timing")
@@ -127,16 +131,30 @@ def _counting(compiler: Any, progress: Progress) -> Any:
     return inner
 
 
-def _assemble(compiled: Sequence[Any], device: Any, progress: Progress) -> dict[str, Any]:
+def _assemble(
+    compiled: Sequence[Any], device: Any, choose: Choose, progress: Progress
+) -> dict[str, Any]:
     """Identical kernels, of identical blocks, are assembled once."""
     from graft.lab import assemble
 
     unique = {code_key(kernel.code): kernel for graph in compiled for kernel in graph.kernels}
     found = {}
-    for index, (key, kernel) in enumerate(unique.items()):
-        progress(index, len(unique), "assembling")
-        found[key] = assemble.assemble(kernel, device)
+    chosen = choose(list(unique))
+    for index, key in enumerate(chosen):
+        progress(index, len(chosen), "assembling")
+        found[key] = assemble.assemble(unique[key], device)
     return found
+
+
+def heuristics_key() -> str:
+    """Names what decides, beside a kernel's source, how it is assembled: Inductor's runtime."""
+    from torch._inductor import runtime
+
+    digest = hashlib.sha256()
+    for folder in runtime.__path__:
+        for path in sorted(Path(folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _graph_json(graph: Any) -> dict[str, Any]:
@@ -174,8 +192,16 @@ def main(argv: Sequence[str]) -> int:
     """Returns 0 with the answer in RESPONSE.json, 1 with {"error": ..., "next": ...} in it."""
     request_file, response_file = map(Path, argv)
 
+    def say(**what: Any) -> None:
+        print(json.dumps(what), flush=True)
+
     def progress(done: int, of: int, what: str) -> None:
-        print(json.dumps({"done": done, "of": of, "what": what}), flush=True)
+        say(done=done, of=of, what=what)
+
+    def choose(keys: Sequence[str]) -> Sequence[str]:
+        say(kernels=list(keys), heuristics=heuristics_key())
+        line = sys.stdin.readline()
+        return json.loads(line) if line.strip() else keys
 
     with tempfile.TemporaryDirectory(prefix="graft-lab-") as caches:
         # A request sees nothing that an earlier one left.
@@ -183,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
         os.environ["TRITON_CACHE_DIR"] = os.path.join(caches, "triton")
         try:
             request = Request.from_json(json.loads(request_file.read_text()))
-            answer = serve(request, progress)
+            answer = serve(request, progress, choose)
             # Kernels name the file that they were cached in; those files are gone in a moment.
             text = json.dumps(answer).replace(caches, "")
         except GraftError as wrong:
