@@ -81,6 +81,14 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         result = tl.associative_scan(x, 0, triton_helpers.maximum)
         tl.store(target + index, result)
 
+    @triton.jit
+    def carried_kernel(source, target, count):
+        total = tl.full([8], 0, tl.float32)
+        for i in tl.range(0, count):
+            value = tl.load(source + 8 * i + tl.arange(0, 8))
+            total = total + value
+        tl.store(target + tl.arange(0, 8), total)
+
     def launch(kernel: Any, grid: tuple[int, int, int] = (1, 1, 1), **arguments: Any) -> int:
         signature = {k: "i32" for k, v in arguments.items() if isinstance(v, int) and k.islower()}
         return interpret.launch(kernel, arguments, signature, grid)
@@ -224,6 +232,22 @@ def in_lab_scan() -> bool:
 
 def test_scan(lab: LabProcess) -> None:
     assert lab("scan")
+
+
+def in_lab_carried(dtype: str) -> str:
+    source = torch.ones(3, 8, dtype=getattr(torch, dtype))
+    target = torch.empty(8, dtype=source.dtype)
+    try:
+        launch(carried_kernel, source=source, target=target, count=3)
+    except builder.LoopTypeError as error:
+        return error.message
+    return str(target.tolist()[0])
+
+
+def test_a_type_that_changes_in_a_loop_is_refused_as_the_compiler_does(lab: LabProcess) -> None:
+    assert lab("carried", "float32") == "3.0"
+    assert lab("carried", "float16") == "3.0"
+    assert "loop-carried variable total" in lab("carried", "float64")
 
 
 def in_lab_poison() -> Any:

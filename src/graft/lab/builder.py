@@ -43,6 +43,10 @@ class OutOfBoundsWrite(GraftError):
     """A kernel wrote to an address that belongs to none of its arguments."""
 
 
+class LoopTypeError(GraftError):
+    """A kernel that the compiler would refuse: a variable changes its type in a loop."""
+
+
 def poison_value(dtype: torch.dtype) -> float | int | bool:
     """What an unwritten element of `dtype` holds: NaN, True, or the low bits of POISON_INTEGER."""
     if dtype.is_floating_point or dtype.is_complex:
@@ -335,8 +339,45 @@ def logical_not(value: Any) -> Any:
     return value == 0 if isinstance(value, tl.tensor) else operator.not_(value)
 
 
+def types_of(scope: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The types of those of `names` that are tensors in `scope`."""
+    return {name: scope[name].type for name in names if isinstance(scope.get(name), tl.tensor)}
+
+
+def check_carried(before: dict[str, Any], scope: dict[str, Any]) -> None:
+    """The compiler refuses a variable that changes its type in a loop. Raises LoopTypeError."""
+    for name, type_ in before.items():
+        now = scope[name]
+        if isinstance(now, tl.tensor) and now.type != type_:
+            raise LoopTypeError(
+                f"loop-carried variable {name} has initial type {type_} but is re-assigned to "
+                f"{now.type} in the loop: the kernel does not compile"
+            )
+
+
 class _Rewriter(interpreter.ASTTransformer):
-    """Triton's own rewriting, and `not` of a tensor: Python would ask the block for one bool."""
+    """Triton's own rewriting, and what the compiler does that Python does not.
+
+    `not` of a tensor is elementwise: Python would ask the block for one bool. What a loop carries
+    keeps its type: Python does not care.
+    """
+
+    def visit_For(self, node: ast.For) -> Any:
+        self.generic_visit(node)
+        stored = {
+            name.id
+            for statement in node.body
+            for name in ast.walk(statement)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        }
+        if not stored:
+            return node
+        before = f"_graft_types_{node.lineno}"
+        scope = "locals()"
+        remember = f"{before} = _graft_types_of({scope}, {tuple(sorted(stored))!r})"
+        check = f"_graft_check_carried({before}, {scope})"
+        node.body.append(ast.parse(check).body[0])
+        return [ast.parse(remember).body[0], node]
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
@@ -450,6 +491,8 @@ def install() -> Builder:
     interpreter.interpreter_builder = builder
     interpreter.interpreter_semantic = semantic
     interpreter._graft_logical_not = logical_not
+    interpreter._graft_types_of = types_of
+    interpreter._graft_check_carried = check_carried
     interpreter.FunctionRewriter.ast_transformer = _Rewriter()
     interpreter.ReduceOps.generic_reduce = reduce_by_halves
     interpreter.ScanOps.generic_scan = scan_along
