@@ -18,19 +18,26 @@ from graft.pins import ROOT
 def alone(root: Path = ROOT) -> Iterator[None]:
     """Hold the lock of `graft edit` and `graft refresh`, with any earlier write finished.
 
-    Raises GraftError where another process holds it. The lock ends with its process.
+    Raises GraftError where another process holds it, and for what the file system refuses. The
+    lock ends with its process.
     """
-    (root / ".graft").mkdir(exist_ok=True)
-    with open(root / ".graft" / "edit.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as held:
-            raise GraftError(
-                f"another graft edit or refresh is at work in {root}",
-                "wait until it has ended, then the same command",
-            ) from held
-        finish(root)
-        yield
+    try:
+        (root / ".graft").mkdir(exist_ok=True)
+        with open(root / ".graft" / "edit.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as held:
+                raise GraftError(
+                    f"another graft edit or refresh is at work in {root}",
+                    "wait until it has ended, then the same command",
+                ) from held
+            finish(root)
+            yield
+    except OSError as refused:
+        raise GraftError(
+            f"{refused.strerror or refused}: {refused.filename or root}",
+            "make room, or the folder writable, then the same command",
+        ) from refused
 
 
 def write(root: Path, changes: Mapping[Path, bytes | None]) -> None:

@@ -72,7 +72,8 @@ class Tree:
 
     `files` maps each changed path to its blob id (forty zeros: removed); `patches` are the names
     of those that made it; `recipe` identifies everything that it was made from. Where `compiled`,
-    torch is PyTorch's own build of the checkout ``base.source`` (`graft.compiled`).
+    torch is PyTorch's own build of the checkout ``base.source`` (`graft.compiled`). `wheels` is the
+    folder of wheels that went into it.
     """
 
     prefix: Path
@@ -83,6 +84,7 @@ class Tree:
     files: Mapping[str, str]
     recipe: str
     compiled: bool = False
+    wheels: Path | None = None
 
     @property
     def python(self) -> Path:
@@ -320,6 +322,7 @@ def make(
         stack_hash=stack_hash,
         files=dict(files),
         recipe=recipe(base, pin, stack_hash, patches, wheels_key(wheels)),
+        wheels=wheels.absolute() if wheels else None,
     )
     aside = work_dir(prefix) / f"{prefix.name}.new"
     with explaining(prefix):
@@ -374,6 +377,7 @@ def finish_environment(tree: Tree, aside: Path) -> None:
         "compiled": tree.compiled,
         "base": tree.base.as_json(),
         "files": dict(sorted(tree.files.items())),
+        "wheels": str(tree.wheels) if tree.wheels else None,
     }
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
@@ -599,6 +603,7 @@ def load(prefix: Path) -> Tree:
             files=data["files"],
             recipe=data["recipe"],
             compiled=data["compiled"],
+            wheels=Path(data["wheels"]) if data.get("wheels") else None,
         )
     except (FileNotFoundError, NotADirectoryError) as missing:
         raise GraftError(

@@ -200,7 +200,7 @@ def _check_able(side: _Side) -> None:
     )
     if done.returncode:
         words = done.stderr.strip().splitlines()[-1:]
-        raise GraftError(f"{side.python[0]} cannot import torch: {''.join(words)}")
+        raise GraftError(f"{side.python[0]} cannot import torch: {''.join(words)}", "graft verify")
     gpu, *missing = done.stdout.split()
     if missing:
         raise GraftError(

@@ -172,6 +172,11 @@ def edit(
     """
     with journal.alone(root):
         built = tree.load(prefix)
+        if built.compiled:
+            raise UsageError(
+                f"{prefix} was built by PyTorch's own build, and cannot follow an edit",
+                "./build.sh --prefix DIR, then graft edit --prefix DIR",
+            )
         stack = stacks.load(pins.load(pin, root), root)
         if pin == DEFAULT_PIN:
             stacks.check_copies(stack, root)
@@ -363,11 +368,14 @@ def followed(built: Tree) -> Path | None:
 def settle_tree(prefix: Path, root: Path = ROOT) -> None:
     """Make the tree at `prefix` from the patch files again, where it follows an edit or is older.
 
-    Does nothing where there is no tree. Raises what `tree.build` raises.
+    Does nothing where there is no tree, or one that PyTorch's own build made. Raises what
+    `tree.build` raises.
     """
     if not (prefix / tree.MANIFEST).is_file():
         return
     built = tree.load(prefix)
+    if built.compiled:
+        return
     stack = stacks.load(pins.load(built.pin, root), root)
     if followed(built) is not None or built.stack_hash != stack.hash:
-        tree.build(built.base, stack, prefix)
+        tree.build(built.base, stack, prefix, built.wheels)

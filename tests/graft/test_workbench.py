@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import standin
+import tinytorch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from standin import Project
@@ -192,6 +196,28 @@ def test_no_tree_no_edit(project: Project) -> None:
         project.edit()
     assert caught.value.next
     assert not project.repo.exists()
+
+
+def test_a_tree_of_pytorchs_own_build_cannot_follow(project: Project) -> None:
+    manifest = project.prefix / tree.MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "compiled": True}))
+    with pytest.raises(UsageError, match="cannot follow an edit") as caught:
+        project.edit()
+    assert caught.value.next
+    project.copy("torch/_inductor/reads.py").write_text("# Direct.\n")
+    before = tinytorch.snapshot(project.prefix)
+    assert project.refresh().written
+    assert tinytorch.snapshot(project.prefix) == before  # hours to make
+
+
+def test_the_wheels_of_a_tree_stay(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = project.prefix / tree.MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "wheels": "/wheels"}))
+    project.edit()
+    asked = []
+    monkeypatch.setattr(tree, "build", lambda *args: asked.append(args[3]))
+    project.refresh()
+    assert asked == [Path("/wheels")]
 
 
 def test_two_at_once(project: Project) -> None:
@@ -716,12 +742,54 @@ def test_no_space_leaves_everything(project: Project, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_bytes", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(GraftError, match="No space left on device"):
             project.refresh()
     assert project.snapshot() == before
     assert names(project) != []
     project.refresh()
     assert names(project)[-1] == "more.patch"
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    root = tinytorch.make_root(tmp_path, (tinytorch.CAP,), tool=True)
+    python = tinytorch.make_python(tmp_path / "base")
+    done = tinytorch.run(root / "build.sh", "--python", python, "--offline", "--no-explain")
+    assert done.returncode == 0, done.stderr
+
+    def graft(*args: str) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-m", "graft", *args)
+        return tinytorch.run(*command, cwd=root, PYTHONPATH=str(root / "src"))
+
+    assert "nothing to write" in graft("refresh").stdout
+    assert "1 commits, one a patch" in graft("edit").stdout
+    repo = workbench.folder(root)
+    assert f"follows {repo}" in graft("status").stdout
+    (repo / "torch/_inductor/reads.py").write_text("def count():\n    return 5\n")
+    failed = graft("refresh")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: ")
+    assert "no commit has: torch/_inductor/reads.py\nnext: " in failed.stderr
+    standin.run_git(repo, "commit", "-qam", "[inductor] Count to five\n")
+    done = graft("refresh")
+    assert "wrote   patches/v2.11.0/count-to-five.patch\n" in done.stdout, done.stderr
+    assert "follows" not in graft("status").stdout
+    assert graft("verify").returncode == 0
+    failed = graft("verify", "--each", "--patch", "count-to-five.patch")
+    assert failed.returncode == 1
+    assert "adds no test under test/inductor" in failed.stderr
+    assert graft("verify", "--changed").returncode == 2
+    failed = graft("verify", "--each", "--changed", "HEAD")
+    assert failed.returncode == 2
+    assert "has no commit HEAD" in failed.stderr
+    failed = graft("upstream-tests", "--file", "nowhere.py")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: ")
+    assert "\nnext: " in failed.stderr
+    assert f"removed {repo}" in graft("edit", "--discard").stdout
+    assert "no edit to remove" in graft("edit", "--discard").stdout
 
 
 # --- any sequence of changes ---------------------------------------------------------------------
