@@ -260,6 +260,8 @@ def test(args: Sequence[str]) -> int:
         options += ["--offline", "--python", str(made.base.python), "--pin", made.pin]
         if made.base.source:
             options += ["--source", str(made.base.source)]
+        if made.wheels:
+            options += ["--wheels", str(made.wheels)]
     code = build(parser().parse_args(options))
     return code or run_tests(prefix, args)
 
@@ -269,6 +271,11 @@ def run_tests(prefix: Path, args: Sequence[str]) -> int:
     python = str(prefix / "bin" / "python")
     if _has(Path(python), "tox"):
         command = [python, "-m", "tox", "-c", str(ROOT / "tox.ini"), *args]
+    elif not _has(Path(python), "pytest"):
+        raise GraftError(
+            f"{python} has neither tox nor pytest, so it cannot run the tests",
+            next="./build.sh ... --wheels DIR with their wheels, then ./build.sh test",
+        )
     else:
         command = [python, "-m", "pytest", *_pytest_args(args)]
         say(f"note: the base has no tox; running {' '.join(command[1:])}")

@@ -239,6 +239,7 @@ def test_wheels_go_into_the_tree_only(root: Path, python: Path, tmp_path: Path) 
     make_wheel(wheels, "hypothesis", "6.900")
     assert "made and verified" in build(root, *args).stdout
     assert run(root / "build/bin/hypothesis").stdout == "from the wheel\n"
+    assert "nothing to do" in build(root, "test").stdout  # the tests keep what it was made with
 
 
 def test_requirements_are_those_of_pyproject(tmp_path: Path) -> None:
@@ -394,6 +395,11 @@ def test_the_tests_run_through_tox_or_pytest(root: Path, tmp_path: Path) -> None
         "x",
     ]
     assert "nothing to do" in done.stdout
+
+
+def test_without_pytest_it_says_so(root: Path, python: Path) -> None:
+    build(root, "--python", python, "--offline", "--no-explain")
+    assert "has neither tox nor pytest" in refused(build(root, "test"))
 
 
 def test_the_exit_code_of_the_tests_is_ours(root: Path, tmp_path: Path) -> None:
