@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from graft import bases, caches, compiled, machine, pins, requirements, source, stack, tree
+from graft import bases, caches, compiled, machine, pins, requirements, source, stack, suite, tree
 from graft.bases import Base
 from graft.errors import GraftError, UsageError
 from graft.pins import ROOT, Pin
@@ -244,9 +244,6 @@ def _call(command: list[str], failed: str) -> None:
 
 # --- test ----------------------------------------------------------------------------------------
 
-PYTEST = {"cpu": ["tests"], "gpu": ["tests/inductor"]}
-"""What tox.ini's environments run, for a base that has no tox."""
-
 
 def test(args: Sequence[str]) -> int:
     """Run the tests on build/, which is made first where it is missing or stale."""
@@ -277,18 +274,17 @@ def run_tests(prefix: Path, args: Sequence[str]) -> int:
             next="./build.sh ... --wheels DIR with their wheels, then ./build.sh test",
         )
     else:
-        command = [python, "-m", "pytest", *_pytest_args(args)]
+        command = [python, "-P", str(ROOT / "src/graft/suite.py"), *_suite_args(args)]
         say(f"note: the base has no tox; running {' '.join(command[1:])}")
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
-def _pytest_args(args: Sequence[str]) -> list[str]:
+def _suite_args(args: Sequence[str]) -> list[str]:
     """What ``[-e cpu|gpu] [-- PYTEST ARGUMENTS]`` means without tox."""
     chosen = _Parser(prog="./build.sh test", add_help=False)
-    chosen.add_argument("-e", choices=PYTEST, default="cpu")
-    chosen.add_argument("rest", nargs="*")
-    parsed = chosen.parse_args(args)
-    return parsed.rest or PYTEST[parsed.e]
+    chosen.add_argument("-e", choices=suite.SUITES, default="cpu")
+    at = list(args).index("--") if "--" in args else len(args)
+    return [chosen.parse_args(args[:at]).e, *args[at + 1 :]]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from tinytorch import (
     snapshot,
 )
 
-from graft import bootstrap, requirements, tree
+from graft import bootstrap, requirements, suite, tree
 from graft.errors import GraftError, UsageError
 from graft.pins import ROOT
 
@@ -372,14 +372,15 @@ def test_the_tests_run_through_tox_or_pytest(root: Path, tmp_path: Path) -> None
     done = build(root, "test")
     assert done.returncode == 0, done.stderr
     assert "note: the base has no tox" in done.stdout
-    [call] = re.findall(r"^called:(.*)$", done.stdout, re.MULTILINE)
-    assert json.loads(call)[1:] == [str(root), ["tests"]]
     for args, wanted in (
-        (["-e", "gpu"], ["tests/inductor"]),
-        (["--", "tests/graft", "-x"], ["tests/graft", "-x"]),
+        ([], [["tests/graft"], ["tests/inductor"]]),
+        (["-e", "gpu"], [["tests/inductor"]]),
+        (["--", "-x"], [["-x", "tests/graft"], ["-x", "tests/inductor"]]),
+        (["-e", "cpu", "--", "tests/inductor", "-k", "y"], [["-k", "y", "tests/inductor"]]),
     ):
         done = build(root, "test", *args)
-        assert json.loads(done.stdout.partition("called:")[2])[2] == wanted
+        called = re.findall(r"^called:(.*)$", done.stdout, re.MULTILINE)
+        assert [json.loads(call)[1:] for call in called] == [[str(root), each] for each in wanted]
     assert "invalid choice" in refused(build(root, "test", "-e", "nonsense"), 2)
 
     tox = {"tox/__init__.py": "", "tox/__main__.py": RECORDER}
@@ -414,6 +415,15 @@ def test_ci_runs_the_tests() -> None:
     assert './build.sh test "$@"' in (ROOT / ".ci/run").read_text()
 
 
+def test_paths_are_sorted_into_suites() -> None:
+    paths = ["tests/graft/test_pins.py::test_x", "tests/inductor", "src"]
+    both = suite.commands("cpu", [*paths, "-q"], ROOT, parallel=False)
+    assert both == [["-q", paths[0], "src"], ["-q", "tests/inductor"]]
+    [gpu] = suite.commands("gpu", [], ROOT, parallel=True)
+    assert gpu == ["tests/inductor"]  # one GPU, one process
+    assert all("-n" in each for each in suite.commands("cpu", [], ROOT, parallel=True))
+
+
 def test_tox_installs_nothing() -> None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(ROOT / "tox.ini")
@@ -426,4 +436,4 @@ def test_tox_installs_nothing() -> None:
     for name in environments:
         assert "deps" not in parser[name]
         for command in parser[name]["commands"].strip().splitlines():
-            assert command.startswith("{tox_root}/build/bin/python -m ")
+            assert command.startswith("{tox_root}/build/bin/python -")
