@@ -1,7 +1,8 @@
 """A process that interprets kernels, for tests: `TRITON_INTERPRET` cannot be set in their own.
 
 `LabProcess(__file__)` starts one; `lab("name", *arguments)` calls the function `in_lab_name` of
-that file in it, with arguments and result as JSON. `python lab_process.py FILE` is its far end.
+that file in it, with arguments and result as JSON. With `interpret=False` it compiles kernels
+instead. `python lab_process.py FILE` is its far end.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 class LabProcess:
     """One process for many calls: importing torch takes seconds."""
 
-    def __init__(self, file: str, python: str = sys.executable) -> None:
+    def __init__(self, file: str, python: str = sys.executable, interpret: bool = True) -> None:
         path = os.pathsep.join([str(SRC), str(Path(file).parent), str(Path(__file__).parent)])
         self.process = subprocess.Popen(
             [python, __file__, file],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+            env=os.environ | {"TRITON_INTERPRET": str(int(interpret)), "PYTHONPATH": path},
         )
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         print(json.dumps([name, arguments]), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         assert answer, f"the lab process ended with {self.process.wait()}"

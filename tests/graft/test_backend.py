@@ -23,11 +23,12 @@ def lab() -> Any:
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import torch
-    from graft.lab import backend, interpret
     from torch import nn
     from torch._inductor import metrics
     from torch._inductor.utils import run_and_get_code
     from torch.nn import functional
+
+    from graft.lab import backend, interpret
 
     backend.install(budget_s=30)
     torch._dynamo.config.capture_dynamic_output_shape_ops = True

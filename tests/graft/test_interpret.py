@@ -22,10 +22,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     import torch
     import triton
     import triton.language as tl
-    from graft.errors import GraftError
-    from graft.lab import builder, interpret
     from torch._inductor.runtime import triton_helpers
     from torch._inductor.runtime.triton_helpers import libdevice
+
+    from graft.errors import GraftError
+    from graft.lab import builder, interpret
 
     interpret.install()
 
@@ -41,7 +42,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         tl.store(target + index, value)
 
     @triton.jit
-    def overrun_kernel(source, target, xnumel, r0_numel, XBLOCK: tl.constexpr, RSPLIT: tl.constexpr):
+    def overrun_kernel(
+        source, target, xnumel, r0_numel, XBLOCK: tl.constexpr, RSPLIT: tl.constexpr
+    ):
         columns = tl.arange(0, 16)[None, :]
         rows = tl.program_id(0) * RSPLIT + tl.arange(0, XBLOCK)[:, None]
         total = tl.full([16], 0, tl.float32)[None, :]
@@ -209,7 +212,7 @@ def in_lab_reduce() -> list[bool]:
     x[1, 3], x[2, 5], x[2, 9] = float("nan"), 9.0, 9.0
     target, places = torch.empty(3, 4), torch.empty(4, dtype=torch.int32)
     launch(reduce_kernel, source=x, target=target, places=places, ROWS=4, COLUMNS=16)
-    close = dict(rtol=1e-5, atol=1e-6, equal_nan=True)
+    close = {"rtol": 1e-5, "atol": 1e-6, "equal_nan": True}
     return [
         torch.allclose(target[0], x.prod(1), **close),
         torch.allclose(target[1], x.amax(1), **close),

@@ -110,6 +110,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Numerics(), "graft-numerics")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if LAB and any(Path(__file__).parent not in item.path.parents for item in items):
+        raise pytest.UsageError(
+            "tests/inductor makes its process believe in a GPU and interpret Triton: "
+            "run it by itself, pytest tests/inductor"
+        )
+
+
 def _function(item: pytest.Item) -> str:
     """The test as it was written, whatever `parametrize` or `subtest` made of its name."""
     function = getattr(item, "function", None)

@@ -152,7 +152,7 @@ def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(args: list[Any]) -> Any:
         return function(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    setattr(run, "_boxed_call", True)  # noqa: B010
     return run
 
 
@@ -233,11 +233,20 @@ def _eagerly(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
 # --- making tensors ------------------------------------------------------------------------------
 
 _FACTORIES = (
-    "arange as_tensor empty empty_like empty_strided eye full full_like linspace logspace normal "
-    "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
-    "tensor tril_indices triu_indices zeros zeros_like asarray"
-).split()
-_METHODS = "to new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
+    *("arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye", "full"),
+    *("full_like", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like"),
+    *("randint", "randint_like", "randn", "randn_like", "randperm", "scalar_tensor", "tensor"),
+    *("tril_indices", "triu_indices", "zeros", "zeros_like"),
+)
+_METHODS = (
+    "to",
+    "new_empty",
+    "new_empty_strided",
+    "new_full",
+    "new_ones",
+    "new_tensor",
+    "new_zeros",
+)
 
 
 def _cpu_for(value: Any) -> Any:

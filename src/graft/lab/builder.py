@@ -89,7 +89,7 @@ class Memory:
             storage = tensor.untyped_storage()
             start, size = storage.data_ptr(), storage.nbytes()
             if start not in regions:
-                flat = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+                flat = torch.empty(0, dtype=torch.uint8).set_(storage)
                 regions[start] = Region(start, start + size, flat.numpy())
         self.regions = list(regions.values())
         self.reads_out_of_bounds = 0
@@ -103,7 +103,7 @@ class Memory:
         return None
 
     def read(self, addresses: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-        """The elements at `addresses`; poison (NaN, or all bits but the sign's) where there are none."""
+        """The elements at `addresses`; poison where there are none."""
         if addresses.size == 0:
             return np.empty(addresses.shape, dtype)
         region = self.find(addresses, dtype.itemsize)

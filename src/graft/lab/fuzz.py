@@ -212,7 +212,9 @@ def _bits(tensor: Any) -> Any:
 
     if not tensor.is_floating_point():
         return tensor
-    return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+    return tensor.contiguous().view(
+        {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
+    )
 
 
 def shrink(
@@ -273,7 +275,9 @@ def graph(seed: int, index: int, mode: str) -> tuple[Program, dict[str, Any]]:
     return generate(rnd, scale), NON_STRICT if mode == "non-strict" else DEFAULT
 
 
-def _row(machine: Machine, args: argparse.Namespace, index: int, shrinks: Counter[str]) -> dict[str, Any]:
+def _row(
+    machine: Machine, args: argparse.Namespace, index: int, shrinks: Counter[str]
+) -> dict[str, Any]:
     program, options = graph(args.seed, index, args.mode)
     started = time.perf_counter()
     outcome = check(machine, program, options)
@@ -304,10 +308,12 @@ def work(args: argparse.Namespace) -> None:
         print(json.dumps(row), file=answers, flush=True)
 
 
-class _Worker(threading.Thread):
+class Worker(threading.Thread):
     """Keeps one worker process going: a crash or a hang is a row, and the rest goes on."""
 
-    def __init__(self, args: argparse.Namespace, number: int, report: Callable[[Any], None]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, number: int, report: Callable[[Any], None]
+    ) -> None:
         super().__init__(daemon=True)
         self.args, self.number, self.report = args, number, report
 
@@ -316,22 +322,31 @@ class _Worker(threading.Thread):
         while first < self.args.graphs:
             first = self._once(first) + self.args.workers
 
-    def _once(self, first: int) -> int:
-        """Runs from graph `first`; returns the last graph that needs no further attention."""
+    def command(self, first: int) -> list[str]:
+        """What runs graphs `first`, `first + workers`, …"""
         a = self.args
-        command = [
+        return [
             sys.executable, "-m", "graft.lab.fuzz", "--seed", str(a.seed), "--graphs",
             str(a.graphs), "--device", a.device, "--mode", a.mode, "--workers", str(a.workers),
             "--shrink", str(a.shrink), "--first", str(first), "--out", os.devnull,
         ]  # fmt: skip
+
+    def _once(self, first: int) -> int:
+        """Runs from graph `first`; returns the number of the last one that has a row."""
+        a = self.args
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+            self.command(first),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         )
-        assert process.stdout and process.stderr
+        assert process.stdout
+        assert process.stderr
         said: list[str] = []
         errors = threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True)
         errors.start()
-        last, alarm = first - a.workers, None
+        alarm: threading.Timer | None = None
         hung = False
 
         def kill() -> None:
@@ -339,7 +354,8 @@ class _Worker(threading.Thread):
             hung = True
             process.kill()
 
-        running = first
+        running: int | None = None
+        reported: int | None = None
         for line in process.stdout:
             if alarm:
                 alarm.cancel()
@@ -349,7 +365,7 @@ class _Worker(threading.Thread):
                 alarm = threading.Timer(GRAPH_TIMEOUT_S * (1 + 4 * bool(a.shrink)), kill)
                 alarm.start()
             else:
-                last = message["index"]
+                reported = message["index"]
                 self.report(message)
         if alarm:
             alarm.cancel()
@@ -357,20 +373,21 @@ class _Worker(threading.Thread):
         errors.join(5)
         if code == 0:
             return a.graphs
-        if last == running or (last < first and not hung and not said):
-            return max(last, running)
-        program, options = graph(a.seed, running, a.mode)
+        if running is not None and reported == running:
+            return running
         tail = " | ".join(line.strip() for line in said[-3:])
+        program, options = graph(a.seed, first if running is None else running, a.mode)
         self.report(
             {
-                "index": running,
+                "index": first if running is None else running,
                 "kind": "timeout" if hung else "crash",
                 "mix_order": 0,
                 "detail": f"exit code {code}: {tail}"[:600],
                 "program": program.script(options),
             }
         )
-        return running
+        # A process that ended before its first graph would do so again.
+        return a.graphs if running is None else running
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
@@ -415,7 +432,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append(row)
                 print(json.dumps(row), file=out, flush=True)
 
-        workers = [_Worker(args, number, report) for number in range(args.workers)]
+        workers = [Worker(args, number, report) for number in range(args.workers)]
         for worker in workers:
             worker.start()
         shown = started

@@ -110,14 +110,12 @@ def install() -> None:
     guards._empty_strided_cuda = empty_poisoned
 
 
-def empty_poisoned(
-    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
+def empty_poisoned(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """What the wrapper's `empty_strided_cuda` returns: a CPU tensor whose every byte is poison."""
     from graft.lab.builder import poison_value
 
     tensor = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype)
-    flat = torch.empty(0, dtype=dtype).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    flat = torch.empty(0, dtype=dtype).set_(tensor.untyped_storage())
     if dtype.is_floating_point and dtype.itemsize == 1:
         flat.view(torch.uint8).fill_(0x7F)  # NaN in every 8-bit float type
     else:

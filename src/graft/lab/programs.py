@@ -10,7 +10,7 @@ import dataclasses
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,11 @@ class Program:
         inputs = [
             f"{x.name} = ...  # {x.dtype}{list(x.shape)}"
             + (f", {x.layout}" if x.layout != "contiguous" else "")
-            + (f", dimension {x.row_axis} dynamic" if self.dynamic and x.row_axis is not None else "")
+            + (
+                f", dimension {x.row_axis} dynamic"
+                if self.dynamic and x.row_axis is not None
+                else ""
+            )
             for x in self.inputs
         ]
         names = ", ".join(x.name for x in self.inputs)
@@ -168,7 +172,7 @@ class _Builder:
         return True
 
 
-def _weighted(rnd: random.Random, choices: dict[Any, float]) -> Any:
+def _weighted(rnd: random.Random, choices: Mapping[Any, float]) -> Any:
     return rnd.choices(list(choices), list(choices.values()))[0]
 
 
@@ -266,36 +270,28 @@ def _reduce(
         kind = "sum"
     if kind in ("argmax", "any") and not value.exact:
         kind = "sum"
-    dims = tuple(dims) if len(dims) > 1 or rnd.random() < 0.3 else dims[0]
-    if kind == "prod":
-        if isinstance(dims, tuple):
-            if len(dims) > 1:
-                kind = "sum"
-            dims = dims[0] if kind == "prod" else dims
-        if value.is_float and kind == "prod":
-            near_one = b.add(f"{value.name} * 0.01 + 1.0")
-            value = near_one or value
-    if kind == "argmax":
-        if isinstance(dims, tuple) and len(dims) > 1:
-            kind = "amax"
-        else:
-            dims = dims[0] if isinstance(dims, tuple) else dims
+    if len(dims) > 1:  # PyTorch takes one dimension for these
+        kind = {"prod": "sum", "argmax": "amax"}.get(kind, kind)
+    single = len(dims) == 1 and (kind in ("prod", "argmax") or rnd.random() < 0.7)
+    over = dims[0] if single else tuple(dims)
+    if kind == "prod" and value.is_float:  # near 1, or it would be 0 or infinite
+        value = b.add(f"{value.name} * 0.01 + 1.0") or value
     if kind == "any":
         name = value.name if value.dtype == "bool" else f"({value.name} > 0)"
-        return b.add(f"{name}.any({dims}{keepdim})", exact=True)
-    if kind == "var" or kind == "std":
+        return b.add(f"{name}.any({over}{keepdim})", exact=True)
+    if kind in ("var", "std"):
         correction = rnd.choice(["", ", correction=0"])
-        return b.add(f"{value.name}.{kind}({dims}{correction}{keepdim})")
+        return b.add(f"{value.name}.{kind}({over}{correction}{keepdim})")
     exact = not value.is_float or (value.exact and kind in ("amax", "amin", "argmax"))
-    return b.add(f"{value.name}.{kind}({dims}{keepdim})", exact=exact)
+    return b.add(f"{value.name}.{kind}({over}{keepdim})", exact=exact)
 
 
-def _reshaped(
-    rnd: random.Random, b: _Builder, value: _Value, lead: int
-) -> tuple[_Value, int]:
+def _reshaped(rnd: random.Random, b: _Builder, value: _Value, lead: int) -> tuple[_Value, int]:
     """A view, slice or permutation of a value, and how many of its dimensions are leading ones."""
     dims = len(value.shape)
-    kind = _weighted(rnd, {"flat": 3, "rows": 2, "columns": 2, "step": 1, "swap": 2, "unsqueeze": 1})
+    kind = _weighted(
+        rnd, {"flat": 3, "rows": 2, "columns": 2, "step": 1, "swap": 2, "unsqueeze": 1}
+    )
     name, exact = value.name, value.exact
     if kind == "flat":
         trail = value.shape[lead:]
@@ -328,7 +324,15 @@ def generate(rnd: random.Random, scale: str = "small") -> Program:
     shape = (*leading, *trailing)
     dtype = _weighted(
         rnd,
-        {"float32": 35, "bfloat16": 30, "float16": 12, "float64": 8, "int64": 6, "int32": 4, "bool": 5},
+        {
+            "float32": 35,
+            "bfloat16": 30,
+            "float16": 12,
+            "float64": 8,
+            "int64": 6,
+            "int32": 4,
+            "bool": 5,
+        },
     )
     layouts = {"contiguous": 91, "transposed": 4, "sliced": 5}
     inputs = [Input("x0", shape, dtype, _weighted(rnd, layouts), 0)]
@@ -369,10 +373,10 @@ def generate(rnd: random.Random, scale: str = "small") -> Program:
     if rnd.random() < 0.8:  # mostly with a reduction that fuses
         jobs[0] = (leading_dims, _ACCUMULATING)
     rnd.shuffle(jobs)
-    for dims, kinds in jobs:
-        made = _reduce(rnd, b, rnd.choice(pool), dims, kinds)
-        if made:
-            results.append(made)
+    for over, kinds in jobs:
+        result = _reduce(rnd, b, rnd.choice(pool), over, kinds)
+        if result:
+            results.append(result)
     if not updated:
         _update_in_place(rnd, b, 0.08, results)
     outputs = _after(rnd, b, results, pool)
@@ -392,7 +396,9 @@ def _update_in_place(
     part = [r for r in results if r.dtype == target.dtype and r.shape == target.shape[1:]]
     if part:
         return b.effect(f"{target.name}[0].copy_({rnd.choice(part).name})")
-    done = b.effect(f"{target.name}.{rnd.choice(['add_(1)', 'mul_(2)'])}") and target.dtype != "bool"
+    done = (
+        b.effect(f"{target.name}.{rnd.choice(['add_(1)', 'mul_(2)'])}") and target.dtype != "bool"
+    )
     if done:
         old = b.values[target.name]
         b.values[target.name] = dataclasses.replace(old, exact=not old.is_float)
