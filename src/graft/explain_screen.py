@@ -17,6 +17,7 @@ from graft.explain import Progress as Callback
 # Rows of a table before the rest is left to --kernels, so that all of it is one screen.
 _ROWS = 12
 _NAME_WIDTH = 46
+_COLUMNS = ("calls", "kind", "xnumel", "rnumel", "loads", "sums", "MB", "regs", "spill", "occ")
 # Where in a worker's life each thing that it does begins, and how much of it that takes.
 _PHASES = {
     "importing": (0.0, 0.1),
@@ -74,7 +75,8 @@ def show_checks(checks: Sequence[Check], gpu: str, console: Console) -> None:
     for each in checks:
         verdict = "same" if each.is_same else "[red]DIFFERENT[/]"
         console.print(
-            f"{each.case:24} {each.side:8} {each.graphs} graphs, {each.kernels:3} kernels: {verdict}"
+            f"{each.case:24} {each.side:8} {each.graphs} graphs, "
+            f"{each.kernels:3} kernels: {verdict}"
         )
     for each in checks:
         if each.difference:
@@ -137,18 +139,7 @@ def _kernels(marked: Sequence[tuple[str, Kernel]], rows: int | None) -> Group:
     timed = any(kernel.time_us is not None for _, kernel in marked)
     table.add_column("")
     table.add_column("kernel", no_wrap=True, max_width=_NAME_WIDTH)
-    for title in (
-        "calls",
-        "kind",
-        "xnumel",
-        "rnumel",
-        "loads",
-        "sums",
-        "MB",
-        "regs",
-        "spill",
-        "occ",
-    ):
+    for title in _COLUMNS:
         table.add_column(title, justify="left" if title == "kind" else "right", no_wrap=True)
     if timed:
         table.add_column("us", justify="right")

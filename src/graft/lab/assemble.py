@@ -48,9 +48,9 @@ class Assembly:
 def assemble(kernel: Kernel, device: Device) -> tuple[Assembly, ...]:
     """Every configuration that the kernel's heuristic would try on `device`.
 
-    Includes those that Inductor adds after it has seen how many registers a looped reduction takes.
-    Needs `fakegpu.install(device)` first. Kernels that are not Inductor's own heuristics' (templates
-    of several kernels) give none.
+    Includes those that Inductor adds once it has seen how many registers a looped reduction takes.
+    Needs `fakegpu.install(device)` first. Kernels that no heuristic of Inductor's configures give
+    none.
     """
     import torch._inductor.config as inductor_config
 

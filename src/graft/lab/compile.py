@@ -1,4 +1,4 @@
-"""A graph -> the wrapper and kernels that Inductor generates for it, and what it refused to fuse."""
+"""A graph -> the wrapper and kernels that Inductor generates for it, and what it did not fuse."""
 
 from __future__ import annotations
 
@@ -295,11 +295,12 @@ def _add_accesses(facts: dict[str, Any], source: str) -> None:
     counts = Counter(_POINTER.findall(source))
 
     def accesses(*kinds: str) -> tuple[Access, ...]:
-        return tuple(
-            Access(pointer, *buffers.get(pointer, ("", 0, 0)), count)
-            for (kind, pointer), count in counts.items()
-            if kind in kinds and not pointer.startswith("ws_ptr")
-        )
+        found = []
+        for (kind, pointer), count in counts.items():
+            if kind in kinds and not pointer.startswith("ws_ptr"):
+                dtype, numel, nbytes = buffers.get(pointer, ("", 0, 0))
+                found.append(Access(pointer, dtype, numel, nbytes, count))
+        return tuple(found)
 
     facts["loads"], facts["stores"] = accesses("load"), accesses("store", "atomic_add")
 
@@ -328,9 +329,9 @@ class _Reasons(logging.Handler):
         self.latest: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        reason = getattr(record.msg, "reason", None)
-        if reason is not None:
-            self.latest.append(reason % record.msg.args)  # type: ignore[attr-defined]
+        said: Any = record.msg  # a scheduler.WhyNoFuse
+        if hasattr(said, "reason"):
+            self.latest.append(said.reason % said.args)
 
 
 @contextlib.contextmanager
@@ -390,9 +391,11 @@ def _gate(node1: Any, node2: Any) -> str | None:
     from torch._inductor.scheduler import MixOrderReduction as Mix
     from torch._inductor.virtualized import V
 
-    if not (
-        node1.is_reduction() and node2.is_reduction() and Mix.has_mix_reduction_orders(node1, node2)
-    ):
+    if not torch._inductor.config.triton.mix_order_reduction:
+        return None
+    if not (node1.is_reduction() and node2.is_reduction()):
+        return None
+    if not Mix.has_mix_reduction_orders(node1, node2):
         return None
     if not Mix.get_common_read(node1, node2):
         return None
@@ -403,9 +406,8 @@ def _gate(node1: Any, node2: Any) -> str | None:
     contiguous = next((n for n in (node1, node2) if Mix.is_contiguous_node(n)), None)
     if contiguous is None:
         return "neither side reads along its reduction"
-    rows, columns = (
-        V.graph.sizevars.size_hint(s, fallback=0) for s in Mix.get_numel_rnumel(contiguous)
-    )
+    numels = Mix.get_numel_rnumel(contiguous)
+    rows, columns = (V.graph.sizevars.size_hint(numel, fallback=0) for numel in numels)
     strict = not torch._inductor.config.triton.mix_order_reduction_non_strict_mode
     sizes = f"xnumel {rows}, rnumel {columns}"
     if strict and rows * columns < 5 * 2**20:

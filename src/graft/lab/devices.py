@@ -14,9 +14,10 @@ GIB = 1024 * MIB
 WARP_SIZE = 32
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS_PER_THREAD = 255
-# Registers are handed to a warp in units of 256 (CUDA occupancy calculator, compute capability 8.0 to 10.0).
+# Registers are handed to a warp in units of 256 (CUDA occupancy calculator, 8.0 to 10.0).
 REGISTER_UNIT_PER_WARP = 256
-# Bytes of shared memory that CUDA itself takes of each block (CUDA C++ Programming Guide, 'Compute Capability 8.x').
+# Bytes of shared memory that CUDA itself takes of each block (CUDA C++ Programming Guide,
+# 'Compute Capability 8.x'), and the unit that it is handed out in (CUDA occupancy calculator).
 SHARED_MEMORY_RESERVED_BYTES = 1 * KIB
 SHARED_MEMORY_UNIT_BYTES = 128
 

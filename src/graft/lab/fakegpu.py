@@ -217,7 +217,7 @@ def _describe_to_triton(device: Device) -> None:
         """CUDA's driver as far as compiling asks it; it loads and launches nothing."""
 
         def __init__(self) -> None:
-            # CudaDriver's own builds a C module against libcuda, which a machine without a driver lacks.
+            # CudaDriver's own builds a C module against libcuda, which comes with a driver.
             self.utils = SimpleNamespace(
                 get_device_properties=lambda index: {
                     "max_shared_mem": device.shared_memory_per_block_optin_bytes,

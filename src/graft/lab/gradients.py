@@ -63,21 +63,23 @@ def _walk(
     # The engine runs the ready node that was recorded last; the index only breaks ties.
     ready: list[tuple[int, int, Node]] = []
 
-    def send(slot: Slot, gradient: torch.Tensor | None) -> None:
-        node, number = slot
-        if gradient is None:
-            return
-        gradient = _as_recorded(gradient, node._input_metadata[number])
-        buffer = buffers[node]
-        buffer[number] = buffer[number] + gradient if number in buffer else gradient
+    def send(slots: Sequence[Slot | None], gradients: Sequence[torch.Tensor | None]) -> None:
+        # All that a node gives is cast and reduced before any of it is added up.
+        given = [
+            (slot, _as_recorded(gradient, slot[0]._input_metadata[slot[1]]))
+            for slot, gradient in zip(slots, gradients, strict=False)
+            if slot is not None and gradient is not None
+        ]
+        for (node, number), gradient in given:
+            buffer = buffers[node]
+            buffer[number] = buffer[number] + gradient if number in buffer else gradient
 
     def arrived(node: Node) -> None:
         pending[node] -= 1
         if pending[node] == 0:
             heapq.heappush(ready, (-node._sequence_nr(), len(ready), node))
 
-    for slot, seed in zip(roots, seeds, strict=True):
-        send(slot, seed)
+    send(roots, seeds)
     for node, _ in roots:
         if node in needed:
             arrived(node)
@@ -91,9 +93,9 @@ def _walk(
         if not any(target in needed for target, _ in edges):
             continue
         gradients = _call(node, [buffer.get(i) for i in range(len(node._input_metadata))])
-        for (target, number), gradient in zip(edges, gradients, strict=False):
-            if target is not None and target in needed:
-                send((target, number), gradient)
+        send([(t, number) if t in needed else None for t, number in edges], gradients)
+        for target, _ in edges:
+            if target in needed:
                 arrived(target)
     return captured
 
@@ -133,7 +135,7 @@ def _dependencies(roots: Sequence[Slot], needed: set[Node]) -> dict[Node, int]:
 
 def _as_recorded(gradient: torch.Tensor, recorded: Any) -> torch.Tensor:
     """The gradient in the shape and dtype that the forward tensor had."""
-    if gradient.shape != recorded.shape:
+    if tuple(gradient.shape) != tuple(recorded.shape):
         gradient = gradient.sum_to_size(recorded.shape)
     if gradient.dtype != recorded.dtype:
         gradient = gradient.to(recorded.dtype)

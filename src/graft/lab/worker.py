@@ -3,9 +3,9 @@
 Run by the stock Python or the patched one; what it compiles is what that Python's torch generates.
 Progress goes to standard output, a JSON object a line: {"done": 3, "of": 40, "what": "..."}.
 
-Before it assembles, a worker says which kernels it has, {"kernels": [...], "heuristics": "..."}, and
-reads a line from standard input: the keys of those that it shall assemble, so that two workers need
-not both assemble what both have. The end of the input means all.
+Before it assembles, a worker says which kernels it has, {"kernels": [...], "heuristics": "..."},
+and reads a line from standard input: the keys of those that it shall assemble, so that two workers
+need not both assemble what both have. The end of the input means all.
 """
 
 from __future__ import annotations
