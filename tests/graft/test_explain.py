@@ -1,0 +1,399 @@
+"""Stock against patched: what is compared, what is printed, and what is said when it fails."""
+
+import io
+import json
+import sys
+
+import click.testing
+import pytest
+from rich.console import Console
+
+from graft import explain, explain_command, explain_screen
+from graft.cli import graft
+from graft.errors import GraftError, UsageError
+from graft.lab.worker import Request
+
+# --- answers as a worker gives them --------------------------------------------------------------
+
+
+def kernel(key, kind="pointwise", launches=1, loads=3, sums=0, nbytes=1_000_000, name=None):
+    return {
+        "key": key,
+        "name": name or f"triton_{kind}_{key}",
+        "kind": kind,
+        "launches": launches,
+        "load_count": loads,
+        "partial_sums": sums,
+        "bytes": nbytes,
+        "xnumel": 4096,
+        "rnumel": 512,
+        "source": "",
+    }
+
+
+def assembly(registers=32, spill=0, occupancy=1.0, error=None):
+    return {
+        "registers_per_thread": registers,
+        "spill_bytes": spill,
+        "occupancy": occupancy,
+        "error": error,
+    }
+
+
+def answer(*kernels, assemblies=None, refusals=(), times=None, wrapper="def call(): ..."):
+    return {
+        "gpu": "NVIDIA H200",
+        "compiled": [
+            {
+                "name": "backward",
+                "wrapper": wrapper,
+                "kernels": list(kernels),
+                "metrics": {"codegen_mix_order_reduction": 1},
+                "refusals": [{"reason": reason, "pairs": pairs} for reason, pairs in refusals],
+                "extern_calls": 2,
+                "seconds": 1.5,
+            }
+        ],
+        "assemblies": assemblies or {},
+        "times_us": times or {},
+    }
+
+
+def report(stock, patched, described=True):
+    return explain.Report(
+        "a_case", (4096, 512), "bf16", "NVIDIA H200", described,
+        explain.Side(stock), explain.Side(patched),
+    )  # fmt: skip
+
+
+WIDE = kernel("wide", "mix-order", launches=2, loads=18, sums=1, nbytes=900_000_000)
+NARROW = kernel("narrow", "mix-order", launches=2, loads=9, sums=1, nbytes=400_000_000)
+SPLIT = kernel("split", launches=2, nbytes=600_000_000)
+CAST = kernel("cast", launches=3)
+CHANGED = report(
+    answer(WIDE, CAST, assemblies={"wide": [assembly(255, 16, 0.125), assembly(200, 0, 0.25)]}),
+    answer(
+        NARROW,
+        SPLIT,
+        CAST,
+        assemblies={"narrow": [assembly(80, 0, 0.375)]},
+        refusals=[
+            ("reads 11 buffers, more than 10", [["op1", "op2"]]),
+            ("reads 26 buffers, more than 10", [["op3", "op4"], ["op3", "op5"]]),
+        ],
+    ),
+)
+
+
+def printed(*args, **options):
+    console = Console(width=150, record=True, file=io.StringIO())
+    explain_screen.show(*args, console, **options)
+    return console.export_text()
+
+
+# --- what is compared ----------------------------------------------------------------------------
+
+
+def test_kernels_are_gone_new_or_the_same():
+    assert [k.key for k in CHANGED.gone] == ["wide"]
+    assert [k.key for k in CHANGED.new] == ["narrow", "split"]
+    assert [k.key for k in CHANGED.same] == ["cast"]
+
+
+def test_a_kernel_s_launches_are_those_of_all_its_names():
+    both = answer(kernel("a", name="triton_0"), kernel("a", launches=4, name="triton_7"))
+    (only,) = explain.Side(both).kernels
+    assert only.launches == 5
+    assert only.time_us is None
+
+
+def test_times_of_all_its_names_are_added():
+    both = answer(
+        kernel("a", name="triton_0"),
+        kernel("a", name="triton_7"),
+        times={"triton_0": 1.5, "triton_7": 2.0, "gemm": 9.0},
+    )
+    (only,) = explain.Side(both).kernels
+    assert only.time_us == 3.5
+
+
+def test_configurations_that_do_not_compile_do_not_count():
+    side = explain.Side(
+        answer(CAST, assemblies={"cast": [assembly(0, 999, 0.0, "no"), assembly(40)]})
+    )
+    (only,) = side.kernels
+    assert only.taken("registers_per_thread") == [40]
+    assert only.spill_bytes == 0
+
+
+def test_a_counter_that_a_torch_lacks_is_none():
+    side = explain.Side(answer(CAST))
+    assert side.metric("codegen_mix_order_reduction") == 1
+    assert side.metric("rejected_mix_order_reduction_fusion") is None
+
+
+# --- what is printed -----------------------------------------------------------------------------
+
+
+def row(text, label):
+    (line,) = [line for line in text.splitlines() if label in line]
+    return line.split(label)[1].split()
+
+
+def test_the_screen_shows_what_changed_first():
+    text = printed(CHANGED)
+    assert "a_case 4096 x 512 bf16 on NVIDIA H200, described" in text
+    assert row(text, "launches of generated kernels") == ["5", "7"]
+    assert row(text, "most loads of a mix-order kernel") == ["18", "9"]
+    assert row(text, "most registers a thread of a mix-order kernel") == ["255", "80"]
+    assert row(text, "launches of kernels that spill") == ["2", "0"]
+    assert row(text, "their partial sums") == ["2", "2"]
+    assert row(text, "bytes that they move, GB") == ["1.80", "2.00"]
+    assert "changed: 1 kernels gone, 2 new" in text
+    lines = [line for line in text.splitlines() if line[:1] in "+-" and line.strip()]
+    assert [line[0] for line in lines] == ["-", "+", "+"]
+    assert "200-255" in lines[0]
+    assert "12-25%" in lines[0]
+    assert "cast" not in text
+
+
+def test_reasons_that_differ_in_a_number_are_one_row():
+    assert row(printed(CHANGED), "reads 11-26 buffers, more than 10") == ["0", "3"]
+
+
+def test_a_reason_may_hold_braces():
+    one = answer(CAST, refusals=[("memory deps {c0: 5} did not match", [["op1", "op2"]])])
+    assert "memory deps {c0: 5} did not match" in printed(report(one, one))
+
+
+def test_without_a_change_it_says_so_and_shows_the_kernels():
+    text = printed(report(answer(WIDE, CAST), answer(WIDE, CAST)))
+    assert "the stack changes no kernel of it" in text
+    assert "mix-order_wide" in text
+    assert "pointwise_cast" in text
+
+
+def test_it_is_one_screen_until_all_is_asked_for():
+    many = [kernel(f"k{i}") for i in range(60)]
+    changed = report(answer(*many), answer(WIDE))
+    assert len(printed(changed).splitlines()) < 45
+    assert "and 49 more" in printed(changed)
+    assert (
+        sum("pointwise_k" in line for line in printed(changed, every_kernel=True).splitlines())
+        == 60
+    )
+
+
+def test_times_are_shown_on_a_real_gpu_only():
+    timed = answer(CAST, times={CAST["name"]: 1500.0, "gemm": 500.0})
+    assert row(printed(report(timed, timed, described=False)), "GPU time of a step, ms") == [
+        "2.000",
+        "2.000",
+    ]
+    assert "GPU time" not in printed(CHANGED)
+
+
+# --- the check -----------------------------------------------------------------------------------
+
+
+def test_comments_and_blank_lines_are_no_difference():
+    real = answer(CAST, wrapper="# kernel path: /a\ndef call():\n\n    run()\n")
+    lab = answer(CAST, wrapper="# kernel path: /b\ndef call():\n    run()\n")
+    found = explain.compare("a_case", "stock", real, lab)
+    assert found.is_same
+    assert (found.graphs, found.kernels) == (1, 1)
+
+
+def test_other_code_is_shown():
+    real = answer(CAST, wrapper="def call():\n    run(1)\n")
+    lab = answer(CAST, wrapper="def call():\n    run(2)\n")
+    found = explain.compare("a_case", "stock", real, lab)
+    assert not found.is_same
+    assert "-    run(1)" in found.difference
+    assert "+    run(2)" in found.difference
+
+
+def test_other_graphs_are_a_difference():
+    lab = answer(CAST)
+    lab["compiled"] = []
+    assert "graphs ['backward'] on the GPU, [] in the lab" in (
+        explain.compare("a_case", "stock", answer(CAST), lab).difference
+    )
+
+
+def test_the_check_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(GraftError, match="no GPU that torch can use"):
+        explain.check({}, ["rms_norm_backward"])
+
+
+def test_the_check_returns_one_where_they_differ(monkeypatch, capsys):
+    checks = [
+        explain.Check("a_case", "stock", 2, 9, None),
+        explain.Check("a_case", "patched", 2, 9, "-    run(1)\n+    run(2)"),
+    ]
+    monkeypatch.setattr(explain_command.tree, "pythons", lambda prefix: {})
+    monkeypatch.setattr(explain, "real_gpu", lambda: "NVIDIA H200")
+    monkeypatch.setattr(explain, "check", lambda *args, **options: checks)
+    assert explain_command.check("build", None, "bf16") == 1
+    out = capsys.readouterr().out
+    assert "1 of 2: the lab generates for NVIDIA H200 what was generated on it" in out
+    assert "run(2)" in out
+    checks.pop()
+    assert explain_command.check("build", None, "bf16") == 0
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+PYTHONS = {"stock": [sys.executable], "patched": [sys.executable]}
+
+
+@pytest.fixture(scope="module")
+def real():
+    """One request, answered by two processes."""
+    return explain.explain(PYTHONS, "rms_norm_backward", shape=(8192, 768), gpu="H100")
+
+
+def test_both_sides_answer(real):
+    assert real.gpu == "NVIDIA H100 80GB HBM3"
+    assert real.described
+    assert [k.key for k in real.gone + real.new] == []
+    assert [k.kind for k in real.same] == ["mix-order", "pointwise"]
+    assert real.stock.compile_seconds > 0
+
+
+def test_each_kernel_is_assembled_and_both_sides_know(real):
+    for side in (real.stock, real.patched):
+        assert all(k.taken("registers_per_thread") for k in side.kernels)
+    assert real.stock.answer["assemblies"] == real.patched.answer["assemblies"]
+
+
+def test_the_report_is_json(real):
+    data = json.loads(json.dumps(real.to_json()))
+    assert data["stock"]["compiled"][0]["kernels"][0]["source"]
+    assert data["gone"] == []
+
+
+def test_progress_reaches_the_end():
+    seen = []
+    request = {"case": "rms_norm_backward", "shape": [4096, 64], "gpu": "A100"}
+    explain.ask(
+        {"one": ([sys.executable], request)},
+        together=True,
+        progress=lambda side, share, what: seen.append((side, share, what)),
+    )
+    assert seen[0] == ("one", 0.0, "importing")
+    assert seen[-1] == ("one", 1.0, "done")
+
+
+class Worker:
+    """A stand-in for a process that has said which kernels it has."""
+
+    class compiled:
+        @staticmethod
+        def wait():
+            return True
+
+    def __init__(self, label, kernels, heuristics="same"):
+        self.label, self.kernels, self.heuristics = label, kernels, heuristics
+
+    def choose(self, keys):
+        self.chosen = keys
+
+
+def test_kernels_are_shared_out_evenly_each_to_one_that_has_it():
+    stock, patched = Worker("stock", list("abcdef")), Worker("patched", list("abcdxy"))
+    explain.share_out([stock, patched])
+    assert sorted(stock.chosen + patched.chosen) == list("abcdefxy")
+    assert set(stock.chosen) <= set(stock.kernels)
+    assert set(patched.chosen) <= set(patched.kernels)
+    assert abs(len(stock.chosen) - len(patched.chosen)) <= 1
+
+
+def test_other_heuristics_share_nothing():
+    stock, patched = Worker("stock", ["a"], "x"), Worker("patched", ["a"], "y")
+    explain.share_out([stock, patched])
+    assert (stock.chosen, patched.chosen) == (["a"], ["a"])
+
+
+def test_a_worker_s_error_names_its_side():
+    with pytest.raises(GraftError, match="stock: there is no case called 'nothing'"):
+        explain.ask(
+            {"stock": ([sys.executable], {"case": "nothing", "gpu": "A100"})}, together=True
+        )
+
+
+def test_a_worker_that_dies_says_its_last_words(tmp_path):
+    file = tmp_path / "bad.py"
+    file.write_text("def bad(device):\n    raise ZeroDivisionError('in my function')\n")
+    with pytest.raises(GraftError, match="in my function"):
+        explain.ask(
+            {"stock": ([sys.executable], {"case": f"{file}:bad", "gpu": "A100"})}, together=True
+        )
+
+
+def test_a_request_with_an_unknown_field_is_refused():
+    with pytest.raises(GraftError, match="has no gpuu"):
+        Request.from_json({"case": "x", "gpuu": "H200"})
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def run(*args):
+    return click.testing.CliRunner().invoke(graft, ["explain", *args])
+
+
+def test_the_list_has_what_ships():
+    result = run("--list")
+    assert result.exit_code == 0
+    for name in explain.SHIPPED:
+        assert name in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--gpu", "H20"], "the nearest is H200"),
+        (["rms_norm_backwards"], "did you mean rms_norm_backward"),
+        (["--shape", "a,b"], "got 'a,b'"),
+        (["--shape", "0,4"], "no size 0"),
+    ],
+)
+def test_wrong_words_are_named_before_anything_runs(args, message, monkeypatch):
+    def ask(*args, **options):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(explain, "ask", ask)
+    result = run(*args)
+    assert isinstance(result.exception, GraftError)
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("32768,768", (32768, 768)), ("8x4", (8, 4))])
+def test_a_shape_is_read(text, sizes):
+    assert explain_command.parse_shape(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "3,", "-1,4", "3.5"])
+def test_no_shape_is_refused(text):
+    with pytest.raises(UsageError, match="32768,768"):
+        explain_command.parse_shape(text)
+
+
+def test_without_a_gpu_it_says_that_it_uses_the_lab(monkeypatch, tmp_path, real):
+    monkeypatch.setattr(explain_command.tree, "pythons", lambda prefix: PYTHONS)
+    monkeypatch.setattr(explain, "real_gpu", lambda: None)
+    asked = {}
+
+    def answer_at_once(pythons, case, **options):
+        asked.update(options, case=case)
+        return real
+
+    monkeypatch.setattr(explain, "explain", answer_at_once)
+    file = tmp_path / "out.json"
+    result = run("rms_norm_backward", "--json", str(file))
+    assert result.exit_code == 0, result.exception
+    assert "no GPU that torch can use here: the lab describes an H200" in result.output
+    assert asked["gpu"] == "H200"
+    assert json.loads(file.read_text())["case"] == "rms_norm_backward"
