@@ -316,10 +316,19 @@ class Worker(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.args, self.number, self.report = args, number, report
+        self.process: subprocess.Popen[str] | None = None
+        self.stopped = False
+
+    def stop(self) -> None:
+        """End the process, at once, and start no other."""
+        self.stopped = True
+        if self.process:
+            self.process.kill()
+            self.process.wait()
 
     def run(self) -> None:
         first = self.number
-        while first < self.args.graphs:
+        while first < self.args.graphs and not self.stopped:
             first = self._once(first) + self.args.workers
 
     def command(self, first: int) -> list[str]:
@@ -334,7 +343,7 @@ class Worker(threading.Thread):
     def _once(self, first: int) -> int:
         """Runs from graph `first`; returns the number of the last one that has a row."""
         a = self.args
-        process = subprocess.Popen(
+        process = self.process = subprocess.Popen(
             self.command(first),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -371,7 +380,7 @@ class Worker(threading.Thread):
             alarm.cancel()
         code = process.wait()
         errors.join(5)
-        if code == 0:
+        if code == 0 or self.stopped:
             return a.graphs
         if running is not None and reported == running:
             return running
@@ -425,7 +434,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     lock = threading.Lock()
     started = time.monotonic()
-    with args.out.open("w") as out:
+    # What the workers cache lies here and goes with it, however they end.
+    with args.out.open("w") as out, tempfile.TemporaryDirectory(prefix="graft-fuzz-") as folder:
+        os.environ["TMPDIR"] = folder
 
         def report(row: dict[str, Any]) -> None:
             with lock:
@@ -445,6 +456,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"{now - started:.0f} s: {summary(rows)}", flush=True)
             if args.seconds and now - started > args.seconds:
                 break
+        for worker in workers:
+            worker.stop()
         with lock:
             print(f"{time.monotonic() - started:.0f} s: {summary(rows)}", flush=True)
             failed = [row for row in rows if row["kind"] not in ("ok", "eager", "budget")]
@@ -452,8 +465,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"\n# graph {row['index']}: {row['kind']}, {row['detail']}")
                 print(row.get("smallest", row["program"]))
             out.flush()
-    sys.stdout.flush()
-    os._exit(1 if failed else 0)  # workers that are still busy must not keep us
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
