@@ -115,15 +115,24 @@ def prepare(
         inputs = (case.model(_GPU), *inputs)
     torch._dynamo.reset()
     compiled = torch.compile(case.fn, backend=backend, dynamic=None if dynamic else False)
+    leaves = [leaf for each in inputs for leaf in _leaves(each) if leaf.requires_grad]
 
     def step() -> Any:
+        for leaf in leaves:
+            leaf.grad = None  # adding to an earlier gradient is no part of the step
         with tracing():
             result = compiled(*inputs)
             if isinstance(result, torch.Tensor) and result.requires_grad:
-                result.sum().backward()
+                result.backward(torch.ones_like(result))
         return result
 
     return step
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, nn.Module):
+        return list(value.parameters())
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def _skip(*args: Any) -> None:

@@ -322,16 +322,15 @@ def _hint(size: Any) -> int:
 
 
 class _Reasons(logging.Handler):
-    """Keeps the reasons that the scheduler logs for pairs that it does not fuse."""
+    """Keeps the last reason that the scheduler logged for a pair that it does not fuse."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self.latest: list[str] = []
+        self.latest: Any = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        said: Any = record.msg  # a scheduler.WhyNoFuse
-        if hasattr(said, "reason"):
-            self.latest.append(said.reason % said.args)
+        if hasattr(record.msg, "reason"):  # a scheduler.WhyNoFuse
+            self.latest = record.msg
 
 
 @contextlib.contextmanager
@@ -354,10 +353,11 @@ def _watching_refusals(record: _Record) -> Iterator[None]:
         record.refused.setdefault(reason, {})[pair] = None
 
     def asked(ask: Callable[[], Any], first: Any, second: Any, otherwise: Any) -> Any:
-        reasons.latest.clear()
+        reasons.latest = None
         answer = ask()
         if not answer:
-            reason = reasons.latest[-1] if reasons.latest else otherwise(first, second)
+            said = reasons.latest
+            reason = said.reason % said.args if said is not None else otherwise(first, second)
             if reason:
                 note(first, second, reason)
         return answer
