@@ -50,9 +50,10 @@ def progress(console: Console) -> Iterator[Callback]:
 
 def show(report: Report, console: Console, every_kernel: bool = False) -> None:
     """One screen; with `every_kernel`, all kernels and all reasons."""
-    size = " x ".join(map(str, report.shape))
+    # A file's own function has sizes and dtypes of its own.
+    size = f" {' x '.join(map(str, report.shape))} {report.dtype}" if report.shape else ""
     where = f"{report.gpu}, described" if report.described else report.gpu
-    console.print(f"[bold]{report.case}[/] {size} {report.dtype} on {where}")
+    console.print(f"[bold]{report.case}[/]{size} on {where}")
     console.print(_summary(report))
     rows = None if every_kernel else _ROWS
     if report.gone or report.new:

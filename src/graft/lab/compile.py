@@ -393,7 +393,7 @@ def _gate(node1: Any, node2: Any) -> str | None:
 
     if not torch._inductor.config.triton.mix_order_reduction:
         return None
-    if not (node1.is_reduction() and node2.is_reduction()):
+    if not all(node.is_gpu() and node.is_reduction() for node in (node1, node2)):
         return None
     if not Mix.has_mix_reduction_orders(node1, node2):
         return None
