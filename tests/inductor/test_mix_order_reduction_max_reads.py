@@ -86,7 +86,6 @@ class MaxReadsTest(TestCase):
     def test_at_the_cap(self, dynamic):
         self.residual(3, dynamic, **{MAX_READS: 5})
         self.assertEqual(metrics.generated_kernel_count, 1)
-        self.assertEqual(metrics.rejected_mix_order_reduction_fusion, 0)
 
     @parametrize("dynamic", (False, True))
     def test_one_over_the_cap(self, dynamic):
@@ -129,7 +128,7 @@ class MaxReadsTest(TestCase):
             actual, codes = run_and_get_code(gradients, torch.compile(step))
         fused = loads("\n".join(codes))
         self.assertGreater(len(fused), 0)
-        self.assertLessEqual(max(fused), 10)
+        self.assertLessEqual(max(fused), 6)
         self.assertGreater(metrics.codegen_mix_order_reduction, 0)
         self.assertGreater(metrics.rejected_mix_order_reduction_fusion, 0)
         for act, grad in zip(actual, expect):

@@ -3,6 +3,7 @@
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.exc import InductorError
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing import FileCheck
@@ -60,7 +61,10 @@ class TestBase(TestCase):
         Returns the generated code.
         """
         with inductor_config.patch({**FUSE, **options}):
-            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+            try:
+                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+            except InductorError as error:
+                self.fail(f"does not compile: {error}")
         self.assertEqual(metrics.codegen_mix_order_reduction, fused)
         self.compare(f, actual, args, ulps)
         return "\n".join(code)
@@ -258,6 +262,36 @@ class DynamicRowsTest(TestBase):
                 torch._dynamo.decorators.mark_unbacked(x, 0)
                 self.compare(self.sums, f(x), (x,), ulps=8)
         self.assertEqual(metrics.codegen_mix_order_reduction, 0)
+
+
+class RowResultTest(TestBase):
+    """What is done to a row's result is done in the loop over rows."""
+
+    def after_the_loop(self, code):
+        return code.split("tl.store(ws_ptr")[1].split("'''")[0]
+
+    def test_argmax(self):
+        x = torch.randn(1030, 96, device=GPU_TYPE)
+        code = self.check(lambda x: (x.argmax(1, keepdim=True), x.sum(0)), x)
+        self.assertNotIn(".to(tl.", self.after_the_loop(code))
+
+    def test_no_upcast(self):
+        x = torch.randn(1030, 96, device=GPU_TYPE).bfloat16()
+        code = self.check(
+            lambda x: (x.sum(1), x.sum(0)),
+            x,
+            **{"triton.codegen_upcast_to_fp32": False},
+        )
+        self.assertNotIn(".to(tl.", self.after_the_loop(code))
+
+
+class WorkspaceReuseTest(TestBase):
+    """The workspace is freed before the epilogue of the same node allocates."""
+
+    def test_workspace_of_one_split(self):
+        # one split of float32 partials is as large as the epilogue's float32 output
+        x = torch.randn(16, 96, device=GPU_TYPE).bfloat16()
+        self.check(lambda x: (x.sum(0).float(), x.sum(1)), x)
 
 
 if __name__ == "__main__":
