@@ -294,6 +294,42 @@ class WorkspaceReuseTest(TestBase):
         self.check(lambda x: (x.sum(0).float(), x.sum(1)), x)
 
 
+class EpilogueTest(TestBase):
+    """What was fused with the reduction over rows comes after the kernel."""
+
+    def test_two_domains(self):
+        # the contiguous node reads z through a view, so that the cosine of all of z
+        # fuses with the other one, as does what follows the other one's result
+        def f(z):
+            return z.view(1030, 96).sum(1), z.sum(1) * 2, z.cos()
+
+        self.check(f, torch.randn(96, 1030, device=GPU_TYPE), split_reductions=False)
+
+
+class BlockPointerTest(TestBase):
+    """Block pointers follow the loop over rows."""
+
+    def test_use_block_ptr(self):
+        x = torch.randn(1030, 128, device=GPU_TYPE)
+        code = self.check(
+            lambda x: (x.sum(1), x.sum(0)), x, **{"triton.use_block_ptr": True}
+        )
+        FileCheck().check("make_block_ptr").check("xoffset += XBLOCK").run(code)
+
+
+class NotCooperativeTest(TestBase):
+    """The programs of a mix-order kernel already share the rows."""
+
+    def test_force_cooperative_reductions(self):
+        x = torch.randn(1030, 128, device=GPU_TYPE)
+        code = self.check(
+            lambda x: (x.sum(1), x.sum(0)),
+            x,
+            **{"triton.force_cooperative_reductions": True},
+        )
+        FileCheck().check("MixOrderReductionGrid").run(code)
+
+
 if __name__ == "__main__":
     if HAS_GPU:
         run_tests()

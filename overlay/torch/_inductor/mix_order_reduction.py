@@ -64,8 +64,8 @@ def why_not_partial_accumulators(*nodes: BaseSchedulerNode) -> Optional[str]:
         snode for node in nodes for snode in node.get_nodes() if snode.is_reduction()
     ]
 
-    if len(OrderedSet(snode.node._split_size is None for snode in reductions)) > 1:  # type: ignore[union-attr]
-        return "a split and an unsplit reduction"
+    if not splits_agree(*nodes):
+        return "reductions were split over different ranges"
 
     for snode in reductions:
         reduction_type = snode.node.get_reduction_type()  # type: ignore[union-attr]
@@ -118,11 +118,11 @@ def why_too_many_reads(*nodes: BaseSchedulerNode) -> Optional[str]:
     return None
 
 
-def splits_agree(node: BaseSchedulerNode) -> bool:
+def splits_agree(*nodes: BaseSchedulerNode) -> bool:
     """
-    Whether the reductions of ``node`` are all split in two layers over the same
-    ranges, or none is. Only then does ``node`` have one ``[xnumel, rnumel]``:
-    layers of different reductions can have the same loops.
+    Whether the reductions of ``nodes`` are all split in two layers over the same
+    ranges, or none is. Only then do they have one ``[xnumel, rnumel]``: layers of
+    different reductions can have the same loops.
     """
     domains = OrderedSet(
         None
@@ -134,6 +134,7 @@ def splits_agree(node: BaseSchedulerNode) -> bool:
                 snode.node._original_reduction_ranges,
             )
         )
+        for node in nodes
         for snode in node.get_nodes()
         if snode.is_reduction() and isinstance(snode.node, ir.ComputedBuffer)
     )

@@ -189,6 +189,11 @@ def libdevice_function(symbol: str) -> Callable[..., torch.Tensor]:
 _BITWISE = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift}
 
 
+def _lanes(mask: Any, ptrs: Any) -> np.ndarray:
+    """The lanes of `ptrs` that are on; a block pointer's mask comes as a plain array."""
+    return np.broadcast_to(mask if isinstance(mask, np.ndarray) else mask.data, ptrs.data.shape)
+
+
 class Builder(InterpreterBuilder):
     """Triton's interpreter, with a GPU's memory, conversions and libdevice."""
 
@@ -207,14 +212,14 @@ class Builder(InterpreterBuilder):
     ) -> TensorHandle:
         dtype = ptrs.get_element_ty()
         np_dtype = interpreter._get_np_dtype(dtype)
-        if mask.data.all():
+        wanted = _lanes(mask, ptrs)
+        if wanted.all():
             return TensorHandle(self.memory.read(ptrs.data, np_dtype), dtype)
         if other is None:
             result = np.zeros(ptrs.data.shape, np_dtype)
         else:
             result = np.array(np.broadcast_to(other.data, ptrs.data.shape), np_dtype)
-        lanes = np.broadcast_to(mask.data, ptrs.data.shape)
-        result[lanes] = self.memory.read(ptrs.data[lanes], np_dtype)
+        result[wanted] = self.memory.read(ptrs.data[wanted], np_dtype)
         return TensorHandle(result, dtype)
 
     def create_store(self, ptr: Any, val: Any, _0: Any, _1: Any) -> None:
@@ -223,7 +228,7 @@ class Builder(InterpreterBuilder):
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, _0: Any, _1: Any) -> None:
         np_dtype = interpreter._get_np_dtype(ptrs.get_element_ty())
-        lanes = np.broadcast_to(mask.data, ptrs.data.shape)
+        lanes = _lanes(mask, ptrs)
         values = np.broadcast_to(value.data, ptrs.data.shape)[lanes]
         self.memory.write(ptrs.data[lanes], values.astype(np_dtype, copy=False))
 
