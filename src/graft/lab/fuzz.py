@@ -11,10 +11,11 @@ A graph is right if each output, and each input after the call, has eager's shap
 dtype, and
 
 - integers and bools are those of eager, or of eager with float64 inputs;
-- floats are finite where both of those are, with an error of at most 1.1 times that of eager in
-  the same dtype, or 2 ulp of the output's type. The error is the largest over the elements of
-  `|found - expected| / max(|expected|, rms(expected))`, `expected` in float64. A float64 graph has
-  no wider reference: its sums may differ from eager's by `FLOAT64_ULP`;
+- floats are finite where both of those are, with a relative error, `norm(found - expected) /
+  norm(expected)` with `expected` in float64, of at most 1.1 times that of eager in the same dtype,
+  or 2 ulp of the output's type; and no element is off by more than 8 times what eager's worst
+  element, or 2 ulp, is. A float64 graph has no wider reference: its sums may differ from eager's
+  by `FLOAT64_ULP`;
 - a second run of the same inputs gives the same bits.
 
 A row of the output file is a graph. What fails is made smaller while it fails in the same way,
@@ -45,6 +46,9 @@ from graft.lab.programs import Program, generate, smaller
 
 EAGER_MARGIN = 1.1
 OUTPUT_ULP = 2
+# The order of summation moves single elements by a few ulp; a row too many or too few moves one
+# by more than this.
+ELEMENT_MARGIN = 8
 FLOAT64_ULP = 512
 # The rows that a dynamic program's second run has more than its first.
 GROWTH = {"small": 5, "full": 37}
@@ -190,14 +194,30 @@ def compare(name: str, found: Any, again: Any, eager: Any, expected: Any) -> Out
     if not found[both].isfinite().all():
         count = int((~found[both].isfinite()).sum())
         return Outcome("wrong", detail=f"{name}: {count} of {found.numel()} not finite")
+    eps = torch.finfo(found.dtype).eps
+    ulp = (FLOAT64_ULP if found.dtype == torch.float64 else OUTPUT_ULP) * eps
     target = expected[both]
-    scale = torch.maximum(target.abs(), target.pow(2).mean().sqrt()).clamp_min(1e-300)
-    error = float(((found[both].double() - target).abs() / scale).max())
-    eager_error = float(((eager[both].double() - target).abs() / scale).max())
-    ulp = FLOAT64_ULP if found.dtype == torch.float64 else OUTPUT_ULP
-    allowed = max(EAGER_MARGIN * eager_error, ulp * torch.finfo(found.dtype).eps)
-    detail = f"{name}: error {error:.2e}, eager's {eager_error:.2e}, allowed {allowed:.2e}"
-    return Outcome("wrong" if error > allowed else "ok", 0, detail, error / allowed)
+    error, worst = _errors(found[both], target, eps)
+    eager_error, eager_worst = _errors(eager[both], target, eps)
+    allowed = max(EAGER_MARGIN * eager_error, ulp)
+    allowed_worst = ELEMENT_MARGIN * max(EAGER_MARGIN * eager_worst, ulp)
+    ratio = max(error / allowed, worst / allowed_worst)
+    detail = (
+        f"{name}: error {error:.2e}, eager's {eager_error:.2e}, allowed {allowed:.2e}; "
+        f"of an element {worst:.2e}, eager's {eager_worst:.2e}, allowed {allowed_worst:.2e}"
+    )
+    return Outcome("wrong" if ratio > 1 else "ok", 0, detail, ratio)
+
+
+def _errors(values: Any, target: Any, eps: float) -> tuple[float, float]:
+    """`norm(values - target) / norm(target)`, and the largest over the elements.
+
+    Inputs are of the order of 1, so what cancels to less than `eps` is rounding, not a value.
+    """
+    difference = (values.double() - target).abs()
+    rms = target.pow(2).mean().sqrt().clamp_min(eps)
+    worst = (difference / target.abs().clamp_min(rms)).max()
+    return float(difference.pow(2).mean().sqrt() / rms), float(worst)
 
 
 def strides(tensor: Any) -> tuple[int, ...]:
