@@ -1,7 +1,7 @@
 """Compile for a GPU that is described, not present.
 
-Each request runs in a process of its own (`graft.lab.worker`): Inductor caches what it asks a device
-for the life of a process, and Triton's active driver is global.
+Each request runs in a process of its own (`graft.lab.worker`): Inductor caches what it asks a
+device for the life of a process, and Triton's active driver is global.
 
 `devices`   the GPUs that can be described
 `fakegpu`   makes torch and Triton answer for one of them
