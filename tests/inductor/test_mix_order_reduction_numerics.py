@@ -240,16 +240,17 @@ class DynamicRowsTest(TestBase):
     def sums(x):
         return x.sum(0), x.cos().sum(0), (x * 2).sum(0), x.sum(1)
 
+    # the rows of the last split decide whether either mistake shows
     @parametrize("split_size", (None, 24))
     def test_dynamic(self, split_size):
-        x = torch.randn(1030, 96, device=GPU_TYPE)
+        x = torch.randn(1033 if split_size else 1036, 96, device=GPU_TYPE)
         torch._dynamo.mark_dynamic(x, 0)
         self.check(
             self.sums, x, **{"triton.mix_order_reduction_split_size": split_size}
         )
 
     def test_two_dynamic_dimensions(self):
-        x = torch.randn(10, 103, 96, device=GPU_TYPE)
+        x = torch.randn(14, 74, 96, device=GPU_TYPE)
         torch._dynamo.mark_dynamic(x, (0, 1))
         self.check(lambda x: (*self.sums(x.flatten(0, 1)),), x)
 

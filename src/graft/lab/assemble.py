@@ -61,9 +61,11 @@ def assemble(kernel: Kernel, device: Device) -> tuple[Assembly, ...]:
     tuner._make_launchers = lambda: None
     found = []
     results = []
+    # Loading the module has compiled the kernel where there is a GPU: then its results remember.
+    configs = tuner.configs or [result.config for result in tuner.compile_results]
     # What the static launcher makes of a kernel keeps no machine code to look at.
     with inductor_config.patch(use_static_triton_launcher=False):
-        for config in list(tuner.configs):
+        for config in configs:
             try:
                 result = tuner._precompile_config(config)
             except Exception as error:  # a compiler raises what it likes for what it cannot compile
