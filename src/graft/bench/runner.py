@@ -268,7 +268,7 @@ class Lane:
     def _rounds(
         self,
         ready: list[_Seat],
-        facts: Mapping[str, Message],
+        facts: dict[str, Message],
         times: dict[str, Message],
     ) -> dict[str, list[list[float]]]:
         """Samples by label and round. Every other round goes the other way around."""
@@ -285,6 +285,7 @@ class Lane:
                     problem = _error(lost.kind, f"{lost} (timing)")
                 if problem is None:
                     rounds[seat.label].append(reply["us"])
+                    facts[seat.label] |= reply.get("facts", {})
                 else:
                     times[seat.label] = problem
                     ready.remove(seat)
