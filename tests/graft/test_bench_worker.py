@@ -147,11 +147,15 @@ def step_inputs(shape, dtype, device):
 
 
 def test_a_step_is_checked_against_float64_gradients(bench):
-    facts = prepare(bench(step, step_inputs, lambda device: Tiny()), "bf16")
+    made = bench(step, step_inputs, lambda device: Tiny())
+    facts = prepare(made, "bf16")
     loss, worst = facts["outputs"]
     assert loss["output"] == "loss"
     assert 1e-5 < worst["error"] < 2e-2  # bf16's, so that the reference is not bf16 itself
-    assert facts["rest_us"] == 1.0
+    # The profile is taken in a turn, once, when no other contender uses the GPU.
+    assert "rest_us" not in facts
+    assert made({"do": "measure", "samples": 1})["facts"]["rest_us"] == 1.0
+    assert made({"do": "measure", "samples": 1})["facts"] == {}
 
 
 def test_a_steps_reference_is_the_mean_over_the_batch():
