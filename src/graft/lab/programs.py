@@ -396,9 +396,8 @@ def _update_in_place(
     part = [r for r in results if r.dtype == target.dtype and r.shape == target.shape[1:]]
     if part:
         return b.effect(f"{target.name}[0].copy_({rnd.choice(part).name})")
-    done = (
-        b.effect(f"{target.name}.{rnd.choice(['add_(1)', 'mul_(2)'])}") and target.dtype != "bool"
-    )
+    update = rnd.choice(["add_(1)", "mul_(2)"])
+    done = target.dtype != "bool" and b.effect(f"{target.name}.{update}")
     if done:
         old = b.values[target.name]
         b.values[target.name] = dataclasses.replace(old, exact=not old.is_float)
