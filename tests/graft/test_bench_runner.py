@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from graft.bench import cli, results, runner
+from graft.bench import results, runner
 from graft.bench.plan import Contender, Point
 from graft.bench.protocol import Remote, WorkerLost
 from graft.errors import GraftError
@@ -34,7 +34,6 @@ class Bench:
         self.out = folder / "out.json"
         self.log = folder / "fake.log"
         self.notes = []
-        self.lanes = []
         self.env = {**os.environ, "FAKE_LOG": str(self.log)}
 
     def settings(self, **changes):
@@ -59,21 +58,11 @@ class Bench:
         settings = self.settings(**changes)
         journal = results.Journal(self.out, self.head(settings, contenders))
         todo = points(*cases)
-        self.lanes = []
         try:
-            runner.run(
-                todo,
-                contenders,
-                gpus,
-                settings,
-                journal,
-                on_note=self.notes.append,
-                lanes=self.lanes,
-            )
+            runner.run(todo, contenders, gpus, settings, journal, on_note=self.notes.append)
         finally:
             complete = all(point.key in journal.done for point in todo)
-            found = {**cli.described(self.lanes, journal.head), "complete": complete}
-            journal.fold(found, [point.key for point in todo])
+            journal.fold({"complete": complete}, [point.key for point in todo])
         return {row["case"]: row for row in results.load(self.out)["rows"]}
 
     def served(self, verb):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -377,7 +380,6 @@ def _measure(
         console=console,
     )
     labels = [contender.label for contender in contenders]
-    lanes: list[Any] = []
     with progress:
         task = progress.add_task("bench", total=len(todo))
 
@@ -389,13 +391,13 @@ def _measure(
             progress.console.print(text, **plain)
 
         try:
-            runner.run(points, contenders, gpus, setup, journal, on_row, note, lanes)
+            with _ended_by_sigterm():
+                runner.run(points, contenders, gpus, setup, journal, on_row, note)
         finally:
-            # Also after an error or Ctrl-C: what was measured becomes a result file.
+            # Also after an error, Ctrl-C or SIGTERM: what was measured becomes a result file.
             complete = all(point.key in journal.done for point in points)
-            changes = {**described(lanes, journal.head), "complete": complete}
             if journal.rows:
-                journal.fold(changes, [point.key for point in points])
+                journal.fold({"complete": complete}, [point.key for point in points])
                 if out:
                     note(f"{out}: {len(journal.rows)} points" + ("" if complete else ", not all"))
     rows = [row for row in journal.rows if row.get("speedup")]
@@ -404,34 +406,26 @@ def _measure(
     failed = sum("error" in time for row in journal.rows for time in row["times"].values())
     if failed:
         console.print(f"{failed} entries are errors, each in its row", **plain)
-    for label, about in changes.get("contenders", {}).items():
+    for label, about in journal.head["contenders"].items():
         if "absent" in about:
             console.print(f"{label}: left out, {about['absent']}", **plain)
 
 
-def described(lanes: Sequence[Any], head: dict[str, Any]) -> dict[str, Any]:
-    """What the lanes found out about GPUs and contenders, as a result file holds it."""
-    gpus = []
-    contenders = {label: dict(about) for label, about in head["contenders"].items()}
-    for lane in lanes:
-        gpu: dict[str, Any] = {"index": lane.gpu}
-        about = dict(lane.about)
-        for name in ("gpu", "driver", "capability", "sms", "memory_bytes", "l2_bytes"):
-            if name in about:
-                gpu["name" if name == "gpu" else name] = about[name]
-        if lane.copy_gb_per_s:
-            gpu["copy_gb_per_s"] = lane.copy_gb_per_s
-            gpu["flush_bytes"] = about.get("flush_bytes")
-        if lane.error:
-            gpu["error"] = lane.error
-        gpus.append(gpu)
-        for seat in lane.seats:
-            if seat.absent:
-                contenders[seat.label]["absent"] = seat.absent
-            for name in ("torch", "git", "triton", "python", "version"):
-                if seat.about.get(name):
-                    contenders[seat.label][name] = seat.about[name]
-    return {"gpus": gpus, "contenders": contenders} if gpus else {}
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM, as `timeout` and schedulers send it, ends the run as Ctrl-C does: exit code 143."""
+
+    def end(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def summary(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> list[str]:

@@ -38,10 +38,16 @@ class Remote:
     """A worker process, from the side that asks.
 
     It is the head of a process group of its own, so that killing it takes along the compile
-    processes that it started.
+    processes that it started. Those run on `cores`, where given, as it does.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        cores: frozenset[int] = frozenset(),
+    ) -> None:
         self._log = log
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
@@ -52,6 +58,9 @@ class Remote:
                 env=dict(env),
                 start_new_session=True,
             )
+        if cores:  # before it has a thread or a child that would not follow
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(self._process.pid, cores)
         self._buffer = b""
 
     def send(self, message: Message) -> None:

@@ -3,9 +3,10 @@
 A result file is one JSON object, a row a line:
 
 - `schema`, `pin`, `stack_hash`, `patches`, `date` (UTC), `commands` (without machine paths);
-- `clock`: rounds, samples a round, bytes of the flush;
+- `clock`: rounds, samples a round, whether contenders compile one after the other;
 - `contenders`: by label, what ran: impl, knobs, versions, or `absent` and why;
-- `gpus`: by index, name, driver, SMs, L2, copy bandwidth (spread, 1e9 B/s), or `error`;
+- `gpus`: by index, name, driver, SMs, L2, bytes of the flush, copy bandwidth (spread, 1e9 B/s),
+  or `error`;
 - `rows`: case, group, shape, dtype, gpu, `bytes` that must move, `limit_us` (bytes over the copy
   bandwidth), `times` by label, `speedup` by label over the first contender (spread over rounds);
 - a time: `us` (median, q1, q3, n), `sol` (limit over median), `kernels`, `memops`, `mix_order`,
@@ -57,13 +58,22 @@ def key(row: Row) -> str:
 def load(path: Path) -> Result:
     """Read and check a result file.
 
+    The journal of a run that was cut (`OUT.part`) is read as the result that it has so far.
     Raises GraftError naming the file and what is wrong with it: not there, cut off in the
     middle, of another schema, a field that is missing.
     """
     try:
         text = path.read_text()
     except OSError as error:
-        raise GraftError(f"{path}: {error.strerror}") from None
+        part = part_of(path)
+        raise GraftError(
+            f"{path}: {error.strerror}",
+            next=f"{part}, which holds what was measured before the run was cut"
+            if part.exists()
+            else None,
+        ) from None
+    if path.suffix == ".part":
+        return _load_part(path, text)
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -73,6 +83,50 @@ def load(path: Path) -> Result:
         ) from None
     validate(data, str(path))
     return dict(data)
+
+
+def part_of(out: Path) -> Path:
+    """The journal beside a result file."""
+    return out.with_name(out.name + ".part")
+
+
+def _load_part(path: Path, text: str) -> Result:
+    head: Result = {}
+    rows: dict[str, Row] = {}
+    for entry in _entries(text):
+        if "schema" in entry:
+            validate(entry, str(path))
+            head = {**entry, **_known(entry, head)}
+        else:
+            _fields(entry, _ROW_FIELDS, f"{path}: row")
+            rows[key(entry)] = entry
+    if not head:
+        raise GraftError(f"{path}: no journal of a run: it has no head")
+    out = {**head, "complete": False, "rows": list(rows.values())}
+    validate(out, str(path))
+    return out
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    """Heads and rows of a journal; a line that a kill cut off is left out."""
+    out = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            out.append(json.loads(line))
+    return out
+
+
+def _known(ours: Result, earlier: Result) -> dict[str, Any]:
+    """GPUs and contenders of two heads of one file, `ours` the later.
+
+    A head without GPUs is of a run that has not found out yet.
+    """
+    if not earlier:
+        return {}
+    if not ours["gpus"]:
+        return {name: earlier[name] for name in ("gpus", "contenders")}
+    gpus = {gpu["index"]: gpu for gpu in (*earlier["gpus"], *ours["gpus"])}
+    return {"gpus": [gpus[index] for index in sorted(gpus)]}
 
 
 def validate(data: Any, where: str) -> None:
@@ -156,7 +210,7 @@ class Journal:
         self._out = out
         self._rows: dict[str, Row] = {}
         self._earlier: Result | None = None
-        self._part = out.with_name(out.name + ".part") if out else None
+        self._part = part_of(out) if out else None
         if again and out and self._part:
             out.unlink(missing_ok=True)
             self._part.unlink(missing_ok=True)
@@ -177,6 +231,23 @@ class Journal:
     def rows(self) -> list[Row]:
         return list(self._rows.values())
 
+    def describe(self, found: Mapping[str, Any]) -> None:
+        """Keep what a run found out about GPUs and contenders, on disk before this returns.
+
+        Raises GraftError when the rows that are there were measured on another GPU.
+        """
+        self.head = {**self.head, **found}
+        names = {gpu["name"] for gpu in self.head["gpus"] if "name" in gpu}
+        earlier = {gpu["name"] for gpu in (self._earlier or {}).get("gpus", []) if "name" in gpu}
+        if earlier and not names <= earlier:
+            raise GraftError(
+                f"{self._out} was measured on {', '.join(sorted(earlier))},"
+                f" and here is {', '.join(sorted(names))}",
+                next="another --out, or --again to measure anew",
+            )
+        if self._part:
+            self._append_line({**self.head, "rows": []})
+
     def append(self, row: Row) -> None:
         """Keep a row, on disk before this returns."""
         self._rows[key(row)] = row
@@ -190,9 +261,7 @@ class Journal:
         result = {**self.head, **changes, "rows": rows}
         if self._earlier:
             result["commands"] = _union(self._earlier["commands"], result["commands"])
-            for name in ("gpus", "contenders"):
-                if name not in changes:  # nothing was left to measure
-                    result[name] = self._earlier[name]
+            result |= _known(result, self._earlier)
         validate(result, str(self._out or "result"))
         if self._out and self._part:
             save(result, self._out)
@@ -208,17 +277,14 @@ class Journal:
             )
         if self._earlier:
             earlier["commands"] = _union(self._earlier["commands"], earlier["commands"])
+            earlier |= _known(earlier, self._earlier)
         self._earlier = earlier
         for row in earlier["rows"]:
             self._rows[key(row)] = row
 
     def _read_part(self, path: Path) -> None:
         """Each line is a head or a row; one that a kill cut off is the last of its run."""
-        whole = []
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                whole.append(json.loads(line))
-        for entry in whole:
+        for entry in _entries(path.read_text()):
             if "schema" in entry:
                 validate(entry, str(path))
                 self._adopt(entry, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import statistics
@@ -9,7 +10,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,24 @@ class Settings:
         }
 
 
+# What torchrun sets for its ranks. A worker is no rank, and torch must not take it for one;
+# OMP_NUM_THREADS is set to 1 by torchrun where the user has not set it.
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+)
+
+
 class LaneLost(Exception):
     """A GPU on which no worker starts: the text says what was seen."""
 
@@ -67,10 +86,20 @@ class LaneLost(Exception):
 class _Seat:
     """A contender on one GPU: its worker, which is replaced when it is lost."""
 
-    def __init__(self, contender: Contender, gpu: str, settings: Settings, scratch: Path) -> None:
+    def __init__(
+        self,
+        contender: Contender,
+        gpu: str,
+        settings: Settings,
+        scratch: Path,
+        cores: frozenset[int],
+        threads: int,
+    ) -> None:
         self.contender = contender
         self.absent: str | None = None
         self.about: Message = {}
+        self._cores = cores
+        self._threads = threads
         self._settings = settings
         self._scratch = scratch
         self._gpu = gpu
@@ -80,12 +109,16 @@ class _Seat:
     def label(self) -> str:
         return self.contender.label
 
+    @property
+    def alive(self) -> bool:
+        return self._remote is not None
+
     def start(self) -> None:
         """Have a worker that has said hello. Raises LaneLost when none starts."""
         if self._remote is not None or self.absent:
             return
         argv = (*self.contender.python, *self._settings.worker)
-        remote = Remote(argv, self._environment(), self._scratch / "worker.log")
+        remote = Remote(argv, self._environment(), self._scratch / "worker.log", self._cores)
         hello = {
             "do": "hello",
             "impl": self.contender.impl,
@@ -140,10 +173,11 @@ class _Seat:
             self._remote = None
 
     def _environment(self) -> dict[str, str]:
-        """Its own compile caches, empty at the start; its GPU; a share of the cores."""
+        """Its own compile caches, empty at the start; its GPU; a share of the lane's cores."""
         env = caches.stock_environ(self._settings.env)
-        workers = max(1, int(env.get("GRAFT_BENCH_WORKERS", "2")))
-        cores = len(os.sched_getaffinity(0))
+        if "LOCAL_RANK" in env:
+            env = {name: value for name, value in env.items() if name not in _RANK_VARIABLES}
+            env = {name: value for name, value in env.items() if "TORCHELASTIC" not in name}
         env |= {
             "CUDA_VISIBLE_DEVICES": self._gpu,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), env.get("PYTHONPATH")))),
@@ -151,15 +185,24 @@ class _Seat:
             "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "inductor"),
             "TRITON_HOME": str(self._scratch / "triton"),
         }
-        env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, cores // workers))))
+        env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(self._threads))
         return env
 
 
 class Lane:
-    """One GPU with a worker for each contender. They hold it in turn."""
+    """One GPU with a worker for each contender. They hold it in turn.
+
+    `cores` are the lane's own, so that another lane's compiles are not in the way of this one's
+    launches.
+    """
 
     def __init__(
-        self, gpu: str, contenders: Sequence[Contender], settings: Settings, scratch: Path
+        self,
+        gpu: str,
+        contenders: Sequence[Contender],
+        settings: Settings,
+        scratch: Path,
+        cores: frozenset[int],
     ) -> None:
         self.gpu = gpu
         self.error: str | None = None
@@ -167,10 +210,11 @@ class Lane:
         self.copy_gb_per_s: Message = {}
         self._settings = settings
         self.seats = []
+        threads = max(1, min(8, len(cores) // len(contenders)))
         for contender in contenders:
             own = scratch / f"gpu{gpu}-{contender.label}"
             own.mkdir(parents=True, exist_ok=True)
-            self.seats.append(_Seat(contender, gpu, settings, own))
+            self.seats.append(_Seat(contender, gpu, settings, own, cores, threads))
 
     def open(self) -> None:
         """Start the workers and measure the copy bandwidth. Raises LaneLost."""
@@ -189,6 +233,11 @@ class Lane:
             raise LaneLost(f"copy bandwidth: {reply['error']}")
         self.copy_gb_per_s = reply
 
+    def revive(self) -> None:
+        """Replace the workers that were lost. Raises LaneLost when one does not start."""
+        for seat in self.seats:
+            seat.start()
+
     def close(self) -> None:
         for seat in self.seats:
             seat.close()
@@ -203,8 +252,7 @@ class Lane:
         What goes wrong with one contender is its entry's error. Raises LaneLost when a worker
         that was lost cannot be started again.
         """
-        for seat in self.seats:
-            seat.start()
+        self.revive()
         row: Row = {**point.as_dict(), "gpu": self.gpu, "times": {}}
         times: dict[str, Message] = row["times"]
         facts = self._prepare(point, times)
@@ -237,33 +285,51 @@ class Lane:
             "seed": zlib.crc32(point.key.encode()),
         }
         facts: dict[str, Message] = {}
-        groups = [[seat] for seat in self.seats] if self._settings.serial else [self.seats]
-        for group in groups:
-            asked = []
-            for seat in group:
-                if seat.absent:
-                    times[seat.label] = {"absent": seat.absent}
-                    continue
-                try:
-                    seat.send(request)
-                    asked.append(seat)
-                except WorkerLost as lost:
-                    times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
-            for seat in asked:
-                try:
-                    reply = seat.receive(self._settings.timeout_s)
-                except WorkerLost as lost:
-                    times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
-                    continue
-                if reply.pop("ok"):
-                    facts[seat.label] = reply
-                elif reply["kind"] == "absent":
-                    times[seat.label] = {"absent": reply["error"]}
-                else:
-                    times[seat.label] = _error(reply["kind"], reply["error"]) | _shown(
-                        reply.get("facts", {})
-                    )
+        present = [seat for seat in self.seats if not seat.absent]
+        times |= {seat.label: {"absent": seat.absent} for seat in self.seats if seat.absent}
+        if self._settings.serial:
+            for seat in present:
+                self._ask([seat], request, facts, times)
+            return facts
+        self._ask(present, request, facts, times)
+        # Eager and the float64 reference take more memory than what is timed. Where that of all
+        # contenders at a time is too much, those that had none left get it to themselves.
+        for seat in present:
+            short = times.get(seat.label, {}).get("error", {}).get("kind") == "oom"
+            if short and len(present) > 1 and seat.alive:
+                del times[seat.label]
+                self._ask([seat], request, facts, times)
         return facts
+
+    def _ask(
+        self,
+        group: Sequence[_Seat],
+        request: Message,
+        facts: dict[str, Message],
+        times: dict[str, Message],
+    ) -> None:
+        """Let `group` prepare at the same time; sort what they answer into facts and errors."""
+        asked = []
+        for seat in group:
+            try:
+                seat.send(request)
+                asked.append(seat)
+            except WorkerLost as lost:
+                times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
+        for seat in asked:
+            try:
+                reply = seat.receive(self._settings.timeout_s)
+            except WorkerLost as lost:
+                times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
+                continue
+            if reply.pop("ok"):
+                facts[seat.label] = reply
+            elif reply["kind"] == "absent":
+                times[seat.label] = {"absent": reply["error"]}
+            else:
+                times[seat.label] = _error(reply["kind"], reply["error"]) | _shown(
+                    reply.get("facts", {})
+                )
 
     def _rounds(
         self,
@@ -294,13 +360,15 @@ class Lane:
 
     def _release(self) -> None:
         """Give the case's memory back; a worker that is lost here is replaced at the next case."""
+        asked = []
         for seat in self.seats:
-            if seat._remote is not None:
-                try:
+            with contextlib.suppress(WorkerLost):
+                if seat.alive:
                     seat.send({"do": "release"})
-                    seat.receive(_COPY_TIMEOUT_S)
-                except WorkerLost:
-                    continue
+                    asked.append(seat)
+        for seat in asked:
+            with contextlib.suppress(WorkerLost):
+                seat.receive(_COPY_TIMEOUT_S)
 
     @staticmethod
     def _time(facts: Message, rounds: list[list[float]], limit_us: float | None) -> Message:
@@ -343,14 +411,12 @@ def run(
     journal: Journal,
     on_row: Callable[[Row], None] = lambda row: None,
     on_note: Callable[[str], None] = lambda text: None,
-    lanes: list[Lane] | None = None,
-) -> list[Lane]:
-    """Measure what the journal lacks of `points`, each on one of `gpus`; return the lanes.
+) -> None:
+    """Measure what the journal lacks of `points`, each on one of `gpus`.
 
-    `lanes`, where given, is the list that they are put in: it also tells after an error.
     A GPU on which no worker starts, or on which one cannot be started again, is noted and left
-    out, and its point goes back to the others. Raises GraftError when none is left with points
-    still to do; what was measured is in the journal.
+    out, and its point goes to the others. Raises GraftError when none is left with points still
+    to do; what was measured, and on what, is in the journal.
     """
     work: queue.SimpleQueue[Point] = queue.SimpleQueue()
     todo = [point for point in points if point.key not in journal.done]
@@ -360,11 +426,15 @@ def run(
     lock = threading.Lock()
     failure: list[BaseException] = []
     stop = threading.Event()
+    lanes: list[Lane] = []
+    blamed: set[str] = set()  # points after which a GPU was lost
 
     def serve(lane: Lane) -> None:
         nonlocal left
         try:
             lane.open()
+            with lock:
+                journal.describe(described(lanes, journal.head))
             while not stop.is_set():
                 try:
                     point = work.get(timeout=0.2)
@@ -373,20 +443,34 @@ def run(
                         if not left:
                             return
                     continue  # another lane may yet fail and give its point back
+                lost: LaneLost | None = None
                 try:
                     row = lane.measure(point)
+                    if not stop.is_set():
+                        lost = _lost(lane)
                 except LaneLost:
                     work.put(point)
                     raise
                 if stop.is_set():
                     return  # its workers were killed under it
                 with lock:
-                    journal.append(row)
-                    left -= 1
-                    on_row(row)
-        except LaneLost as lost:
-            lane.error = _without_paths(str(lost))
-            on_note(f"GPU {lane.gpu}: {lost}; left out")
+                    others = any(not other.error for other in lanes if other is not lane)
+                    # What failed as the GPU was lost is not the point's error, unless no other
+                    # GPU can say, or one was lost at this point before.
+                    if lost and others and point.key not in blamed:
+                        blamed.add(point.key)
+                        work.put(point)
+                    else:
+                        journal.append(row)
+                        left -= 1
+                        on_row(row)
+                if lost:
+                    raise lost
+        except LaneLost as why:
+            with lock:
+                lane.error = _without_paths(str(why))
+                journal.describe(described(lanes, journal.head))
+            on_note(f"GPU {lane.gpu}: {why}; left out")
         except BaseException as error:
             failure.append(error)
             stop.set()
@@ -397,12 +481,13 @@ def run(
                 lane.close()
 
     with tempfile.TemporaryDirectory(prefix="graft-bench-", ignore_cleanup_errors=True) as scratch:
-        shared = {**settings.env, "GRAFT_BENCH_WORKERS": str(len(gpus) * len(contenders))}
-        settings = replace(settings, env=shared)
-        lanes = [] if lanes is None else lanes
         if not todo:
-            return lanes
-        lanes += [Lane(gpu, contenders, settings, Path(scratch)) for gpu in gpus]
+            return
+        shares = share(sorted(os.sched_getaffinity(0)), len(gpus))
+        lanes += [
+            Lane(gpu, contenders, settings, Path(scratch), cores)
+            for gpu, cores in zip(gpus, shares, strict=True)
+        ]
         threads = [threading.Thread(target=serve, args=(lane,), daemon=True) for lane in lanes]
         for thread in threads:
             thread.start()
@@ -423,4 +508,49 @@ def run(
             f"no GPU is left, and {left} of {len(todo)} points are not measured ({said})",
             next="the same command, which goes on where this one ended",
         )
-    return lanes
+
+
+def share(cores: Sequence[int], lanes: int) -> list[frozenset[int]]:
+    """Cores for each lane: neighbouring ones, as many for each; all for all where they are few.
+
+    A lane needs a core for its launches and one for a compile.
+    """
+    each = len(cores) // lanes
+    if lanes == 1 or each < 2:
+        return [frozenset(cores)] * lanes
+    return [frozenset(cores[i * each : (i + 1) * each]) for i in range(lanes)]
+
+
+def described(lanes: Sequence[Lane], head: Mapping[str, Any]) -> dict[str, Any]:
+    """What the lanes found out about GPUs and contenders, as a result file holds it."""
+    gpus = []
+    contenders = {label: dict(about) for label, about in head["contenders"].items()}
+    for lane in lanes:
+        gpu: dict[str, Any] = {"index": lane.gpu}
+        about = dict(lane.about)
+        for name in ("gpu", "driver", "capability", "sms", "memory_bytes", "l2_bytes"):
+            if name in about:
+                gpu["name" if name == "gpu" else name] = about[name]
+        if lane.copy_gb_per_s:
+            gpu["copy_gb_per_s"] = lane.copy_gb_per_s
+            gpu["flush_bytes"] = about.get("flush_bytes")
+        if lane.error:
+            gpu["error"] = lane.error
+        if len(gpu) > 1:  # a lane that is still starting has nothing to say
+            gpus.append(gpu)
+        for seat in lane.seats:
+            if seat.absent:
+                contenders[seat.label]["absent"] = seat.absent
+            for name in ("torch", "git", "triton", "python", "version"):
+                if seat.about.get(name):
+                    contenders[seat.label][name] = seat.about[name]
+    return {"gpus": gpus, "contenders": contenders}
+
+
+def _lost(lane: Lane) -> LaneLost | None:
+    """Why a worker that was lost at a point cannot be replaced; None where all go on."""
+    try:
+        lane.revive()
+    except LaneLost as lost:
+        return lost
+    return None

@@ -35,6 +35,12 @@ from graft.cases import DTYPES
 
 _WARMUPS = 2
 _PROFILED_STEPS = 3
+# Launches at the start of a turn that are not timed. The first one after another process ran on
+# the GPU is not like the others; work that is not captured also takes its memory anew, and the
+# second launch is the first that finds all of it.
+_LEAD_CAPTURED, _LEAD = 1, 2
+# What libraries raise in place of torch.OutOfMemoryError when the memory is short.
+_SHORT = re.compile(r"out of memory|_ALLOC_FAILED", re.IGNORECASE)
 # After one of these the process has no working CUDA context any more.
 _FATAL = re.compile(
     r"illegal memory access|illegal instruction|misaligned address|device-side assert"
@@ -113,6 +119,9 @@ class Worker:
         torch.cuda.set_stream(self.clock.stream)
         if impl == "compile":
             _warm_compiler(self.device)
+        # A collection after each case need not look at all of torch again: 0.2 s each.
+        gc.collect()
+        gc.freeze()
         return about | _environment(self.device, self.clock)
 
     def copy(self) -> Message:
@@ -139,6 +148,9 @@ class Worker:
                 return self._prepare(case, tuple(shape), dtype, corpus, seed)
         except Exception as error:
             failure = _failure(error)
+        finally:
+            # What eager and the float64 reference needed: the next contender needs it too.
+            torch.cuda.empty_cache()
         # Outside the handler: its traceback holds the case's tensors until here.
         if not failure.fatal:
             self.release()
@@ -147,14 +159,17 @@ class Worker:
     def measure(self, samples: int) -> Message:
         if self.replay is None:
             raise CaseError("error", "nothing is prepared")
+        lead = _LEAD_CAPTURED if self.replay.captured else _LEAD
         try:
-            # The first launch after another process ran on the GPU is not like the others.
-            times = self._clock.time_us(self.replay.launch, samples + 1)[1:]
+            times = self._clock.time_us(self.replay.launch, samples + lead)[lead:]
             # In a turn, when no other contender is on the GPU: kernels that share it take longer.
             profiled = _profile(self._step) if self._step else {}
         except RuntimeError as error:
-            raise CaseError("crash", _first_words(error), fatal=True) from error
+            kind = "oom" if _is_short(error) else "crash"
+            raise CaseError(kind, _first_words(error), fatal=True) from error
         self._step = None
+        if not self.replay.captured:
+            torch.cuda.empty_cache()  # a model's activations are the next contender's memory
         return {"us": [round(us, 3) for us in times], "facts": profiled}
 
     def release(self) -> Message:
@@ -322,11 +337,16 @@ def _failure(error: Exception) -> CaseError:
     """What a preparation raised, as the reply's error, without the traceback."""
     if isinstance(error, CaseError):
         return CaseError(error.kind, str(error), error.fatal, error.facts)
-    if isinstance(error, torch.OutOfMemoryError):
+    if _is_short(error):
         return CaseError("oom", _first_words(error))
     fatal = bool(_FATAL.search(str(error)))
     text = f"{type(error).__name__}: {_first_words(error)}"
     return CaseError("crash" if fatal else "error", text, fatal)
+
+
+def _is_short(error: Exception) -> bool:
+    """Whether the GPU's memory was short, whoever said so."""
+    return isinstance(error, torch.OutOfMemoryError) or bool(_SHORT.search(str(error)))
 
 
 def _find(name: str) -> Any:
