@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -98,7 +99,8 @@ def run_probe(python: Path | str) -> dict[str, Any]:
         env.pop(name, None)
     try:
         done = subprocess.run(
-            [str(python), "-c", _PROBE],
+            # A relative path is the user's; the probe runs where nothing can be imported.
+            [os.path.abspath(shutil.which(python) or python), "-c", _PROBE],
             cwd="/",
             env=env,
             stdin=subprocess.DEVNULL,

@@ -490,6 +490,12 @@ def test_a_base_is_described(bench: Bench) -> None:
     assert bases.Base.from_json(with_source.as_json()) == with_source
 
 
+def test_a_base_is_found_by_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(sys.executable).parent)
+    found = bases.run_probe(f"./{Path(sys.executable).name}")
+    assert Path(found["python"]).parent == Path(sys.executable).parent
+
+
 def test_bases_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot run .*nowhere: No such file"):
         bases.probe(tmp_path / "nowhere")
