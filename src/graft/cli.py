@@ -265,7 +265,9 @@ def refresh(prefix: Path, pin_name: str | None) -> None:
 @graft.command("upstream-tests")
 @prefix_option
 @click.option(
+    "--checkout",
     "--source",
+    "source",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A PyTorch checkout at the pin's commit.",
 )
@@ -278,6 +280,17 @@ def refresh(prefix: Path, pin_name: str | None) -> None:
 )
 @click.option("--timeout", "limit_s", type=float, help="Seconds for a test (default 600).")
 @click.option("-k", "keyword", help="Only these tests, as pytest's -k.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes a GPU.")
+@click.option("--gpu-only", is_flag=True, help="Leave upstream's tests of the CPU out.")
+@click.option(
+    "--state",
+    "kept",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where results are kept as they come (default: the user's cache).",
+)
+@click.option("--anew", is_flag=True, help="Forget what an earlier run kept.")
+@click.option("--seconds", type=float, help="End after so long; the same command goes on.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here.")
 @click.argument("files", nargs=-1)
 def upstream_tests(
     prefix: Path,
@@ -285,11 +298,17 @@ def upstream_tests(
     paths: tuple[Path, ...],
     limit_s: float | None,
     keyword: str | None,
+    workers: int,
+    gpu_only: bool,
+    kept: Path | None,
+    anew: bool,
+    seconds: float | None,
+    file: Path | None,
     files: tuple[str, ...],
 ) -> None:
     """Run PyTorch's own tests of the pinned commit on stock and on patched, side by side.
 
-    FILES are names under test/inductor (default: test_mix_order_reduction.py).
+    FILES are names under test/inductor (default: those of what the stack is about).
     """
     from rich.console import Console
 
@@ -309,11 +328,22 @@ def upstream_tests(
             paths=paths,
             limit_s=tests.LIMIT_S if limit_s is None else limit_s,
             keyword=keyword,
+            workers=workers,
+            gpu_only=gpu_only,
+            kept=kept,
+            anew=anew,
+            seconds=seconds,
             say=status.update,
         )
     tests.show(found, console)
+    if file:
+        tests.write(found, file)
     if found.broken:
         raise GraftError(f"{len(found.broken)} tests pass on stock and fail on patched")
+    if found.pending:
+        raise GraftError(f"{found.pending} tests were not reached", "the same command goes on")
+    if not found.rows:
+        raise GraftError("no test was found", "graft upstream-tests, without -k")
 
 
 # --- explaining ----------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def run(
         rc, output = _pytest(python, [*options, *args, *tests], cwd, env, timeout_s)
         if rc not in _RAN or not junit.exists():
             raise GraftError(
-                f"pytest ended without results ({_how(rc)}) in {' '.join(python)}, on "
+                f"pytest ended without results ({how(rc)}) in {' '.join(python)}, on "
                 f"{' '.join(tests)}:\n{tail(output)}"
             )
         return Run(parse(junit.read_bytes()), rc == 0, output, time.monotonic() - begin)
@@ -177,7 +177,8 @@ def _pytest(
     return process.returncode, output
 
 
-def _how(rc: int) -> str:
+def how(rc: int) -> str:
+    """An exit code in words: a signal by its name."""
     if rc >= 0:
         return f"exit code {rc}"
     try:

@@ -17,7 +17,11 @@ from graft.tree import Tree
 
 FILES = {
     "torch/__init__.py": "from torch.version import __version__\n",
-    "torch/cuda/__init__.py": "def is_available():\n    return True\n",
+    "torch/cuda/__init__.py": (
+        "def is_available():\n    return True\n\n\n"
+        "def device_count():\n    return 2\n\n\n"
+        "def get_device_name(device):\n    return 'a GPU'\n"
+    ),
     "torch/_dynamo/__init__.py": "",
     "torch/_dynamo/config.py": "cache_size_limit = 8\n",
     "torch/_inductor/__init__.py": "",

@@ -1,17 +1,25 @@
-"""graft upstream-tests, with a stand-in for PyTorch, its checkout, its remote and a GPU."""
+"""graft upstream-tests, with a stand-in for PyTorch, its checkout, its remote and two GPUs."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import standin
+from rich.console import Console
 from standin import Project
 
-from graft import bases, testrun, upstream_tests
+from graft import bases, testrun, teststate, upstream_files, upstream_tests
 from graft.errors import GraftError, UsageError
-from graft.testrun import Result, Run
+from graft.testrun import Result
+from graft.upstream_tests import Row
 
 COMPARED = """\
 import expecttest, unittest
@@ -32,7 +40,10 @@ class TestBoth(unittest.TestCase):
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(upstream_tests, "REMOTE", "file:///nowhere")
+    monkeypatch.setattr(upstream_files, "REMOTE", "file:///nowhere")
+
+    monkeypatch.setattr(upstream_tests, "DEFAULT_FILES", ("test_mix_order_reduction.py",))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +77,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def compare(project: Project, *files: str, **options: object) -> upstream_tests.Comparison:
     built = project.build()
-    return upstream_tests.compare(built, project.stack, files, **options)  # type: ignore[arg-type]
+    kept = {"root": project.root, **options}
+    return upstream_tests.compare(built, project.stack, files, **kept)  # type: ignore[arg-type]
 
 
 def outcomes(comparison: upstream_tests.Comparison) -> list[tuple[str, str, str]]:
@@ -93,35 +105,40 @@ def test_the_patched_side_runs_what_a_patch_makes_of_a_test(project: Project) ->
     assert found.changed == {"test/inductor/test_upstream.py": ["split-the-other-way.patch"]}
 
 
-def test_a_test_that_is_gone_is_broken() -> None:
-    stock, patched = Run({"t": Result("passed")}, True, "", 0.0), Run({}, True, "", 0.0)
-    (row,) = upstream_tests.Comparison(stock, patched, {}).broken
-    assert row.outcomes == ("passed", "missing")
+def test_a_test_that_is_gone_is_broken(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "import torch._inductor.config as c\n\n"
+        "def test_here():\n    pass\n\n"
+        "if not hasattr(c, 'more'):\n    def test_gone():\n        pass\n"
+    )
+    found = compare(project, paths=[tmp_path / "test_mine.py"])
+    assert outcomes(found) == [("test_gone", "passed", "missing"), ("test_here", *2 * ["passed"])]
+    assert len(found.broken) == 1
 
 
 def test_a_file_by_itself(project: Project, tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
     found = compare(project, paths=[tmp_path / "test_mine.py"])
     assert outcomes(found) == [("test_mine", "passed", "passed")]
-    with pytest.raises(UsageError, match="leave FILES and --source out"):
+    with pytest.raises(UsageError, match="leave FILES and --checkout out"):
         compare(project, "test_x.py", paths=[tmp_path / "test_mine.py"])
     with pytest.raises(UsageError, match=r"no file .*test_none\.py"):
         compare(project, paths=[tmp_path / "test_none.py"])
 
 
 def test_a_sparse_fetch_is_kept(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_tests, "REMOTE", f"file://{project.checkout}")
+    monkeypatch.setattr(upstream_files, "REMOTE", f"file://{project.checkout}")
     said: list[str] = []
     found = compare(project, keyword="test_same", say=said.append)
     assert outcomes(found) == [("test_same", "passed", "passed")]
     assert said[0].startswith("fetching test/inductor of")
-    kept = upstream_tests.cache_folder(project.pin)
+    kept = upstream_files.cache_folder(project.pin)
     assert (kept / "test/inductor/neighbour.py").exists()
     assert not (kept / "test/large").exists()
     assert not (kept / "torch").exists()
     have = standin.run_git(kept, "rev-list", "--objects", "--missing=print", "HEAD")
     assert "\n?" in have  # blobs outside the folder stayed where they were
-    monkeypatch.setattr(upstream_tests, "REMOTE", "file:///nowhere")
+    monkeypatch.setattr(upstream_files, "REMOTE", "file:///nowhere")
     said.clear()
     compare(project, keyword="test_same", say=said.append)
     assert not [line for line in said if "fetching" in line]
@@ -130,8 +147,8 @@ def test_a_sparse_fetch_is_kept(project: Project, monkeypatch: pytest.MonkeyPatc
 def test_an_interrupted_fetch_is_taken_up_again(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_tests, "REMOTE", f"file://{project.checkout}")
-    kept = upstream_tests.cache_folder(project.pin)
+    monkeypatch.setattr(upstream_files, "REMOTE", f"file://{project.checkout}")
+    kept = upstream_files.cache_folder(project.pin)
     kept.mkdir(parents=True)
     standin.run_git(kept, "init", "-q")
     found = compare(project, keyword="test_same")
@@ -142,7 +159,7 @@ def test_without_network_it_says_what_to_give(project: Project) -> None:
     with pytest.raises(GraftError, match="could not be fetched") as caught:
         compare(project)
     assert caught.value.next
-    assert "--source CHECKOUT" in caught.value.next
+    assert "--checkout DIR" in caught.value.next
     assert "--file PATH" in caught.value.next
 
 
@@ -202,7 +219,7 @@ def test_what_wheels_brought_into_the_tree_is_lent_to_stock(
         "def test_lent():\n    assert not hasattr(c, 'more')\n"
     )
     paths = [tmp_path / "test_lent.py"]
-    found = upstream_tests.compare(built, project.stack, paths=paths)
+    found = upstream_tests.compare(built, project.stack, paths=paths, root=project.root)
     assert outcomes(found) == [("test_lent", "passed", "failed")]  # stock is still stock
     project.build()
 
@@ -231,3 +248,289 @@ def test_caches_are_not_shared(project: Project, tmp_path: Path) -> None:
     assert str(project.prefix) in row.patched.message
     assert str(project.prefix) not in row.stock.message
     assert testrun.OUTCOMES[2] == row.stock.outcome
+
+
+# --- many processes ------------------------------------------------------------------------------
+
+
+def mine(project: Project, folder: Path, text: str, **options: object) -> upstream_tests.Comparison:
+    (folder / "test_mine.py").write_text(text)
+    return compare(project, paths=[folder / "test_mine.py"], **options)
+
+
+PATCHED = "import os, signal, torch._inductor.config as c\n\nPATCHED = hasattr(c, 'more')\n\n"
+
+
+def test_a_crash_costs_one_test(project: Project, tmp_path: Path) -> None:
+    found = mine(
+        project,
+        tmp_path,
+        f"{PATCHED}def test_0():\n    pass\n\n"
+        "def test_1():\n    if PATCHED: os.kill(os.getpid(), signal.SIGSEGV)\n\n"
+        "def test_2():\n    pass\n",
+    )
+    assert outcomes(found) == [
+        ("test_1", "passed", "error"),
+        ("test_0", "passed", "passed"),
+        ("test_2", "passed", "passed"),
+    ]
+    assert "SIGSEGV" in found.broken[0].patched.message  # type: ignore[union-attr]
+
+
+def test_a_file_that_cannot_be_read_is_one_row(project: Project, tmp_path: Path) -> None:
+    text = f"{PATCHED}assert not PATCHED, 'as it was'\n\ndef test_0():\n    pass\n"
+    found = mine(project, tmp_path, text)
+    assert [(row.test, row.outcomes) for row in found.rows] == [
+        ("inductor/test_mine.py", ("passed", "error"))
+    ]
+    assert found.broken
+    assert "as it was" in found.broken[0].patched.message  # type: ignore[union-attr]
+
+
+def test_a_process_that_never_gets_to_a_test(project: Project, tmp_path: Path) -> None:
+    text = (
+        f"{PATCHED}import sys\nif PATCHED and '--collect-only' not in sys.argv: os._exit(3)\n\n"
+        "def test_0():\n    pass\n\ndef test_1():\n    pass\n"
+    )
+    found = mine(project, tmp_path, text)
+    assert outcomes(found) == [("test_0", "passed", "error"), ("test_1", "passed", "error")]
+    assert "exit code 3" in found.broken[0].patched.message  # type: ignore[union-attr]
+
+
+def test_what_differs_by_chance_is_unsteady(project: Project, tmp_path: Path) -> None:
+    mark = tmp_path / "failed-once"
+    found = mine(
+        project,
+        tmp_path,
+        f"{PATCHED}def test_0():\n    if PATCHED and not os.path.exists({str(mark)!r}):\n"
+        f"        open({str(mark)!r}, 'w').close()\n        assert 0, 'no memory'\n",
+    )
+    (row,) = found.rows
+    assert row.outcomes == ("passed", "passed")
+    assert row.before == ("passed", "failed")
+    assert row.is_unsteady
+    assert not found.broken
+    assert found.differing == [row]
+
+
+def test_processes_are_spread_over_gpus(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr("graft.testpool.CHUNK", (1, 1))
+    tests = "".join(
+        f"def test_{n}():\n    import time; time.sleep(0.5)\n"
+        "    assert 0, os.environ['CUDA_VISIBLE_DEVICES']\n\n"
+        for n in range(2)
+    )
+    found = mine(project, tmp_path, f"import os\n\n{tests}", workers=2)
+    sides = [(row.stock, row.patched) for row in found.rows]
+    gpus = [side.message.splitlines()[0][-1] for pair in sides for side in pair if side]
+    assert sorted(gpus) == ["3", "3", "5", "5"]
+
+
+def test_subtests_count_for_their_test(project: Project, tmp_path: Path) -> None:
+    found = mine(
+        project,
+        tmp_path,
+        f"{PATCHED}import unittest\n\nclass TestSub(unittest.TestCase):\n"
+        "    def test_0(self):\n        for n in range(3):\n            with self.subTest(n=n):\n"
+        "                self.assertNotEqual((n, PATCHED), (1, True))\n"
+        "    @unittest.expectedFailure\n    def test_1(self): self.assertTrue(PATCHED)\n",
+    )
+    assert (
+        outcomes(found) == [("test_1", "skipped", "failed"), ("test_0", "passed", "failed")][::-1]
+    )
+
+
+def test_a_run_goes_on_from_what_was_kept(project: Project, tmp_path: Path) -> None:
+    """The second run runs what the first did not get to, and nothing else."""
+    log = tmp_path / "log"
+    text = "".join(
+        f"def test_{n}():\n    with open({str(log)!r}, 'a') as f: f.write('{n}')\n\n"
+        for n in range(3)
+    )
+    kept = tmp_path / "kept"
+    mine(project, tmp_path, text, kept=kept)
+    assert sorted(log.read_text()) == list("001122")
+    log.unlink()
+    for state in kept.glob("patched-*.jsonl"):  # as it is when its process was killed
+        lines = state.read_text().splitlines(keepends=True)
+        assert len(lines) == 5
+        state.write_text("".join(lines[:-1]) + lines[-1][:7])
+    found = mine(project, tmp_path, text, kept=kept)
+    assert sorted(log.read_text()) == ["2"]
+    assert outcomes(found) == [(f"test_{n}", "passed", "passed") for n in range(3)]
+    mine(project, tmp_path, text + "# another file\n", kept=kept)
+    assert sorted(log.read_text()) == list("0011222")
+    log.unlink()
+    mine(project, tmp_path, text, kept=kept)  # the first file again: nothing is left to run
+    assert not log.exists()
+    mine(project, tmp_path, text, kept=kept, anew=True)
+    assert sorted(log.read_text()) == list("001122")
+
+
+def test_time_that_is_up(project: Project, tmp_path: Path) -> None:
+    text = "import time\n\ndef test_0():\n    time.sleep(60)\n"
+    begin = time.monotonic()
+    found = mine(project, tmp_path, text, seconds=4)
+    assert time.monotonic() - begin < 20
+    assert found.pending == 1
+    assert not found.rows
+
+
+def test_a_run_that_is_killed_leaves_no_process(project: Project, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "test_mine.py").write_text(
+        "import os, time\n\ndef test_0():\n"
+        f"    with open({str(pid)!r}, 'a') as f: f.write(f'{{os.getpid()}} ')\n"
+        "    time.sleep(60)\n"
+    )
+    project.build()
+    code = (
+        "from graft import stack, pins, tree, upstream_tests as u\n"
+        "from pathlib import Path\n"
+        f"root = Path({str(project.root)!r})\n"
+        f"u.compare(tree.load(root / 'build'), stack.load(pins.load(root=root), root), "
+        f"paths=[Path({str(tmp_path / 'test_mine.py')!r})], root=root)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(testrun.SRC)}
+    run = subprocess.Popen([sys.executable, "-c", code], env=env)
+    try:
+        wait_for(lambda: pid.exists() and len(pid.read_text().split()) == 2)
+        run.send_signal(signal.SIGKILL)
+    finally:
+        run.kill()
+        run.wait()
+    wait_for(lambda: not any(is_running(int(each)) for each in pid.read_text().split()))
+
+
+def wait_for(what: object, limit_s: float = 30) -> None:
+    begin = time.monotonic()
+    while not what():  # type: ignore[operator]
+        assert time.monotonic() - begin < limit_s
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_two_runs_do_not_share_a_state(tmp_path: Path) -> None:
+    with (
+        teststate.opened(tmp_path, "stock", {"a": 1}),
+        pytest.raises(GraftError, match="another run is at work"),
+        teststate.opened(tmp_path, "stock", {"a": 1}),
+    ):
+        pass
+    with teststate.opened(tmp_path, "stock", {"a": 2}) as other:
+        other.add("t", Result("passed"))
+    other.path.write_text("no JSON\n")
+    with (
+        pytest.raises(GraftError, match="is not what a run of tests left"),
+        teststate.opened(tmp_path, "stock", {"a": 2}),
+    ):
+        pass
+
+
+# --- meant differences ---------------------------------------------------------------------------
+
+MEANT = """\
+[[difference]]
+pin = "v2.11.0"
+test = "inductor/test_mix_order_reduction.py::*::test_breaks"
+stock = "passed"
+patched = "failed"
+patch = "split-the-other-way.patch"
+reason = "it splits the other way"
+
+[[difference]]
+pin = "v2.11.0"
+test = "inductor/test_mix_order_reduction.py::TestBoth::test_same"
+stock = "passed"
+patched = "failed"
+patch = "split-the-other-way.patch"
+reason = "it was so once"
+
+[[difference]]
+pin = "v2.12.0"
+test = "of another pin"
+"""
+
+
+@pytest.fixture
+def meant(project: Project) -> object:
+    file = project.root / "tests" / "upstream-differences.toml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(MEANT)
+    yield file
+    file.unlink()
+
+
+def test_a_meant_difference_is_explained_and_a_stale_one_reported(
+    project: Project, meant: Path
+) -> None:
+    found = compare(project, source=project.checkout)
+    assert found.broken == []
+    assert outcomes(found)[-3][0] == "test_breaks"  # after what nothing explains
+    assert [each.test.rpartition("::")[2] for each in found.stale] == ["test_same"]
+    console = Console(record=True, width=200)
+    upstream_tests.show(found, console)
+    shown = console.export_text()
+    assert "meant: it splits the other way" in shown
+    assert "does not differ in that way" in shown
+    assert "5 tests, 3 differ, 1 explained, 0 unsteady, 0 broken" in shown
+    # a test that was not run says nothing of its line
+    assert compare(project, source=project.checkout, keyword="test_breaks").stale == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (('reason = "it splits the other way"', 'reason = ""'), "has no reason"),
+        (("split-the", "spilt-the"), "did you mean split-the-other-way.patch"),
+        (('patched = "failed"', 'patched = "bad"'), "expected passed, skipped"),
+        (('pin = "v2.12.0"\n', ""), "names no pin"),
+        (("stock =", "stok ="), "has no stock"),
+        (("[[difference]]", "[[difference"), "is not TOML"),
+    ],
+)
+def test_a_wrong_line_is_refused(
+    project: Project, meant: Path, wrong: tuple[str, str], told: str
+) -> None:
+    meant.write_text(MEANT.replace(*wrong))
+    with pytest.raises(GraftError, match=told):
+        compare(project, source=project.checkout)
+
+
+def test_the_repository_s_own_differences_can_be_read() -> None:
+    from graft import differences, pins, stack
+
+    differences.load(stack.load(pins.load()))
+
+
+def test_the_result_as_data(project: Project, tmp_path: Path) -> None:
+    found = compare(project, source=project.checkout)
+    upstream_tests.write(found, tmp_path / "out.json")
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert data["gpu"] == "a GPU"
+    assert data["stack"] == project.stack.hash
+    (counts,) = data["files"].values()
+    assert counts["tests"] == 5
+    assert counts["broken"] == 1
+    assert counts["patched"] == {"passed": 2, "failed": 2, "skipped": 1}
+    assert data["differing"][0]["outcomes"] == ["passed", "failed"]
+
+
+def test_what_counts_as_broken() -> None:
+    passed, failed, skipped = (Result(name) for name in ("passed", "failed", "skipped"))
+    assert Row("t", passed, failed).is_broken
+    assert Row("t", passed, None).is_broken
+    assert not Row("t", passed, skipped).is_broken
+    assert Row("t", passed, skipped).differs
+    assert not Row("t", None, failed).is_broken
+    assert not Row("t", failed, failed).differs
