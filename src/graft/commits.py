@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from graft import trailers
 from graft.errors import GraftError
 from graft.git import FORMAT_PATCH_FLAGS, IDENTITY, NULL_BLOB, blob_id, git
 from graft.stack import Patch
@@ -57,8 +58,8 @@ class Repo:
         return self.git("rev-list", "--reverse", f"{self.pristine}..{head}").split()
 
     def message(self, commit: str) -> str:
-        """The whole message, ending with one newline."""
-        return self.git("log", "-1", "--format=%B", commit).strip("\n") + "\n"
+        """The whole message without what ghstack wrote into it, ending with one newline."""
+        return trailers.strip(self.git("log", "-1", "--format=%B", commit)).strip("\n") + "\n"
 
     def files(self, commit: str) -> dict[str, str]:
         """Path -> blob id of every file of `commit`."""

@@ -48,18 +48,38 @@ ENV: dict[str, str] = _environment()
 """The environment of every git process: no configuration of the user's, a fixed identity."""
 
 
+class GitFailed(GraftError):
+    """Git ended with an error; `words` is all that it said."""
+
+    def __init__(self, message: str, words: str) -> None:
+        super().__init__(message)
+        self.words = words
+
+
+def user_environment() -> dict[str, str]:
+    """The caller's own environment, for what needs their identity, remotes and credentials.
+
+    Left out is what git sets for a hook: it would name another repository than `cwd` does.
+    """
+    ours = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+    env = {key: value for key, value in os.environ.items() if key not in ours}
+    return {**env, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
 def git(
     *args: str,
     cwd: Path | str,
     input: str | bytes | None = None,
     check: bool = True,
     env: Mapping[str, str] | None = None,
+    as_user: bool = False,
 ) -> str:
     """Run git in `cwd` and return what it printed.
 
-    `env` adds to `ENV`. Text travels as UTF-8; bytes that are not are kept (surrogateescape).
-    Raises GraftError with git's own words when it fails and `check` is set, and another one when
-    there is no git. With ``check=False`` a failure returns what was printed, stderr included.
+    `env` adds to `ENV`, or with `as_user` to `user_environment`. Text travels as UTF-8; bytes that
+    are not are kept (surrogateescape). Raises GitFailed with git's own words when it fails and
+    `check` is set, and GraftError when there is no git. With ``check=False`` a failure returns what
+    was printed, stderr included.
     """
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
     try:
@@ -68,7 +88,7 @@ def git(
             cwd=cwd,
             input=data if data is not None else b"",
             capture_output=True,
-            env={**ENV, **(env or {})},
+            env={**(user_environment() if as_user else ENV), **(env or {})},
             check=False,
         )
     except FileNotFoundError as missing:
@@ -84,7 +104,8 @@ def git(
     words = done.stderr.decode("utf-8", "replace").strip()
     if not check:
         return f"{out}{words}"
-    raise GraftError(f"git {' '.join(args)} failed in {cwd}: {words or out.strip()}")
+    said = words or out.strip()
+    raise GitFailed(f"git {' '.join(args)} failed in {cwd}: {said}", f"{out}{words}")
 
 
 def blob_id(data: bytes) -> str:

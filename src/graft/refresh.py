@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graft import commits as repos
-from graft import journal, pins, tree, workbench
+from graft import journal, pins, submitted, tree, workbench
 from graft import stack as stacks
 from graft.bases import Base
 from graft.commits import BRANCH, HUNKS, Change, Repo
 from graft.errors import GraftError
 from graft.git import NULL_BLOB, blob_id
 from graft.pins import DEFAULT_PIN, ROOT, Pin
-from graft.stack import Patch, Stack
+from graft.stack import Patch, Stack, Status
 from graft.workbench import Edit, Sync
 
 NAME_LENGTH = 60
@@ -282,9 +282,13 @@ def _contents(
 ) -> dict[Path, bytes | None]:
     """Every file that the stack decides, with its bytes (None: it is to go)."""
     series = stacks.series_file(new.pin, root)
+    renamed = renames(old, new)
     wanted: dict[Path, bytes | None] = {patch.path: None for patch in old.patches}
     wanted.update({patch.path: patch.text for patch in new.patches})
-    wanted[series] = _series(old, new, series)
+    wanted[series] = _series(old, new, renamed, series)
+    if renamed:
+        sent = submitted.file(new.pin, root)
+        wanted[sent] = submitted.renamed(submitted.load(new.pin, root), renamed).render()
     if new.pin != old.pin:
         wanted[pins.file(new.pin.name, root)] = pins.render(new.pin).encode()
     if new.pin.name == DEFAULT_PIN:
@@ -322,8 +326,28 @@ def file_name(subject: str, taken: Collection[str] = ()) -> str:
     return name
 
 
-def _series(old: Stack, new: Stack, path: Path) -> bytes | None:
-    """The text of ``series``: a comment stays above the name that it stands above.
+def renames(old: Stack, new: Stack) -> dict[str, str]:
+    """Old name -> new name of the patches whose subject was changed.
+
+    A patch that changes the same lines is the same patch; and so is the one that is left, where
+    one name went and one came.
+    """
+    gone = {p.name: p for p in old.patches if p.name not in {each.name for each in new.patches}}
+    came = {p.name: p for p in new.patches if p.name not in {each.name for each in old.patches}}
+    found = {}
+    for name, patch in list(gone.items()):
+        same = [other for other in came.values() if other.diff == patch.diff]
+        if same:
+            found[name] = same[0].name
+            del gone[name], came[same[0].name]
+    if len(gone) == len(came) == 1:
+        found[next(iter(gone))] = next(iter(came))
+    return found
+
+
+def _series(old: Stack, new: Stack, renamed: Mapping[str, str], path: Path) -> bytes | None:
+    """The text of ``series``: a comment stays above the name that it stands above, and what is
+    said of a patch behind its name.
 
     What stands before the first name, and after the last, is about the series and stays there.
     """
@@ -332,18 +356,24 @@ def _series(old: Stack, new: Stack, path: Path) -> bytes | None:
     if names == [patch.name for patch in old.patches]:
         return text.encode() if path.exists() else None
     above: dict[str, list[str]] = {}
+    behind: dict[str, str] = {}
     head: list[str] | None = None
     waiting: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             waiting.append(line)
-        elif head is None:
+            continue
+        was = stacks.read_line(line, str(path))[0]
+        name = renamed.get(was, was)
+        behind[name] = line.strip().removeprefix(was)
+        if head is None:
             head, waiting = waiting, []
         else:
-            above[line.strip()], waiting = waiting, []
+            above[name], waiting = waiting, []
     if head is None:
         head, waiting = waiting, []
     lines = head
     for name in names:
-        lines += [*above.get(name, []), name]
+        line = name + behind[name] if name in behind else stacks.write_line(name, Status())
+        lines += [*above.get(name, []), line]
     return "".join(f"{line}\n" for line in [*lines, *waiting]).encode()

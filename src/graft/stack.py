@@ -71,12 +71,40 @@ class FileChange:
 
 
 @dataclass(frozen=True)
+class Status:
+    """Where a patch is from, and what upstream has of it: what stands behind its name in `series`.
+
+    `origin` is ``ours`` or ``pytorch#179494``. `upstream` is ``not sent``, a pull request
+    (``pytorch#179494``), or ``in 2.13.0``: the first release whose code does what the patch does.
+    """
+
+    origin: str = "ours"
+    upstream: str = "not sent"
+
+    def __str__(self) -> str:
+        return f"{self.origin}; {self.upstream}"
+
+    @property
+    def landed(self) -> tuple[int, ...] | None:
+        """The release that has it, as numbers; None where none is known to."""
+        found = re.fullmatch(r"in (\d+(?:\.\d+)*)", self.upstream)
+        return release_numbers(found[1]) if found else None
+
+
+def release_numbers(version: str) -> tuple[int, ...]:
+    """``2.13.0`` and ``2.13.0a0+git1`` -> (2, 13, 0): two compare as the releases do."""
+    numbers = [int(each) for each in re.findall(r"\d+", re.split(r"[a-z+]", version)[0])]
+    return tuple(numbers + [0] * (3 - len(numbers)))
+
+
+@dataclass(frozen=True)
 class Patch:
-    """One patch file: its name in the series, where it is, and its bytes."""
+    """One patch file: its name in the series, where it is, its bytes, and what upstream has."""
 
     name: str
     path: Path
     text: bytes
+    status: Status = Status()
 
     @cached_property
     def _parts(self) -> tuple[str, str]:
@@ -103,6 +131,11 @@ class Patch:
     def subject(self) -> str:
         """The first line of the commit's message."""
         return self._head[0]
+
+    @property
+    def diff(self) -> str:
+        """What the patch changes, as text: all but header and message."""
+        return self._parts[1]
 
     @property
     def message(self) -> str:
@@ -292,17 +325,46 @@ def series_file(pin: Pin, root: Path = ROOT) -> Path:
     return root / "patches" / pin.name / "series"
 
 
+def read_line(line: str, where: str) -> tuple[str, Status]:
+    """The patch that a line of ``series`` names, and its status: ``<name>  # <origin>; <upstream>``.
+
+    A line without the second part is of a patch of our own that was not sent. Raises GraftError,
+    naming `where`, for a status of another form.
+    """
+    name, mark, said = (part.strip() for part in line.partition("#"))
+    if not mark:
+        return name, Status()
+    origin, _, upstream = (part.strip() for part in said.partition(";"))
+    status = Status(origin, upstream)
+    pull_request = re.compile(r"pytorch#\d+")
+    if not (origin == "ours" or pull_request.fullmatch(origin)) or not (
+        upstream == "not sent" or pull_request.fullmatch(upstream) or status.landed
+    ):
+        raise GraftError(
+            f"{said!r} behind {name} in {where} is no status of a patch",
+            "write '# ours; not sent' there: 'ours' or pytorch#N, then 'not sent', pytorch#N or "
+            "'in 2.13.0'",
+        )
+    return name, status
+
+
+def write_line(name: str, status: Status) -> str:
+    """The inverse of `read_line`, without a newline."""
+    return f"{name}  # {status}"
+
+
 def load(pin: Pin, root: Path = ROOT) -> Stack:
     """Read ``patches/<pin>/series`` and the patch files that it names, and check them.
 
-    The series has a file name a line; empty lines and lines that start with ``#`` are skipped.
-    A pin without a series has an empty stack. Raises GraftError for a line without a file, a file
-    without a line, a line twice, and whatever `Stack.check` finds.
+    The series has a line a patch (`read_line`); empty lines and lines that start with ``#`` are
+    skipped. A pin without a series has an empty stack. Raises GraftError for a line without a file,
+    a file without a line, a line twice, a status that is none, and whatever `Stack.check` finds.
     """
     series = series_file(pin, root)
     shown = f"patches/{pin.name}/series"
     lines = series.read_text("utf-8").splitlines() if series.exists() else []
-    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    read = [read_line(line, shown) for line in lines if line.strip() and not line.startswith("#")]
+    names = [name for name, _ in read]
     there = {path.name for path in series.parent.glob("*.patch")}
     for name in names:
         if name not in there:
@@ -318,7 +380,8 @@ def load(pin: Pin, root: Path = ROOT) -> Stack:
             f"patches/{pin.name}/{name} has no line in {shown}",
             f"add {name} to {shown} where it belongs, or remove the file",
         )
-    patches = tuple(Patch(n, series.parent / n, (series.parent / n).read_bytes()) for n in names)
+    home = series.parent
+    patches = tuple(Patch(name, home / name, (home / name).read_bytes(), st) for name, st in read)
     stack = Stack(pin, patches)
     stack.check()
     return stack

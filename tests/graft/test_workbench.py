@@ -343,12 +343,16 @@ def test_the_whole_stack_can_go_and_come_back(project: Project) -> None:
 def test_comments_of_the_series_stay(project: Project) -> None:
     series = project.root / "patches/v2.11.0/series"
     first, second = names(project)
-    series.write_text(f"# About it.\n\n{first}\n# Needs the first.\n{second}\n# The end.\n")
+    status = "  # pytorch#12; in 2.13.0"
+    series.write_text(
+        f"# About it.\n\n{first}\n# Needs the first.\n{second}{status}\n# The end.\n"
+    )
     project.edit()
     project.commit("Third\n", _inductor__third="")
     project.refresh()
     assert series.read_text() == (
-        f"# About it.\n\n{first}\n# Needs the first.\n{second}\nthird.patch\n# The end.\n"
+        f"# About it.\n\n{first}\n# Needs the first.\n{second}{status}\n"
+        "third.patch  # ours; not sent\n# The end.\n"
     )
 
 
