@@ -1,19 +1,24 @@
 """A worker that speaks the protocol and measures nothing: what the runner's tests run against.
 
-A case's name says what happens: `crash`, `hang`, `wrong`, `oom`, `fatal`, `crash_timing`, and
-`slow...` (30 ms to prepare); anything else has a time. FAKE_GPU_BROKEN names a GPU on which no
-worker starts, FAKE_GPU_DIES one whose workers end at the first case and never start again.
+A case's name says what happens: `crash`, `hang`, `wrong`, `oom`, `oom_beside` (unless it prepares
+alone), `fatal`, `crash_timing`, and `slow...` (30 ms to prepare); anything else has a time.
+FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
+first case and never start again, FAKE_GPU_NAME the GPUs' name, FAKE_SLOW makes every case slow.
+
+`python bench_fake_worker.py COUNT ARGS...` is `graft bench ARGS...` on COUNT such GPUs.
 """
 
+import functools
+import json
 import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from graft.bench.protocol import serve
 
-GPU = os.environ["CUDA_VISIBLE_DEVICES"]
-BASE_US = {"stock": 200.0, "patched": 100.0}
+GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
 class Failure(Exception):
@@ -36,6 +41,9 @@ class Fake:
         verb = message.pop("do")
         with self.log.open("a") as log:
             log.write(f"{GPU} {os.getpid()} {verb} {message.get('case', '')}\n")
+        if verb == "hello":
+            seen = {"cores": sorted(os.sched_getaffinity(0)), "env": dict(os.environ)}
+            self.log.with_name(f"seen-{GPU}-{os.getpid()}.json").write_text(json.dumps(seen))
         return getattr(self, verb)(**message)
 
     def hello(self, impl, knobs, paths, autotune):
@@ -47,7 +55,8 @@ class Fake:
         if impl == "liger":
             return {"absent": "liger-kernel is not installed"}
         self.us = float(knobs.get("us", 100.0))
-        return {"gpu": "Fake", "driver": "1.0", "torch": "2.11.0", "triton": "3.6.0"}
+        name = os.environ.get("FAKE_GPU_NAME", "Fake")
+        return {"gpu": name, "sms": 132, "driver": "1.0", "torch": "2.11.0", "triton": "3.6.0"}
 
     def copy(self):
         return {"median": 4000.0, "q1": 4000.0, "q3": 4000.0, "n": 30}
@@ -67,11 +76,24 @@ class Fake:
             raise Failure("wrong", "output 0: error 1", facts={"outputs": [{"error": 1.0}]})
         if case == "oom":
             raise Failure("oom", "CUDA out of memory")
+        if case == "oom_beside":
+            self.beside()
         if case == "fatal":
             raise Failure("crash", "an illegal memory access", fatal=True)
-        if case.startswith("slow"):
+        if case.startswith("slow") or "FAKE_SLOW" in os.environ:
             time.sleep(0.03)
         return {"bytes": 400_000, "kernels": 2, "mix_order": 1, "estimate_us": self.us}
+
+    def beside(self):
+        """Fail while another worker prepares: each holds a file while it does."""
+        mine = self.log.with_name(f"holds-{os.getpid()}")
+        mine.touch()
+        time.sleep(0.3)
+        others = [file for file in self.log.parent.glob("holds-*") if file != mine]
+        time.sleep(0.3)
+        mine.unlink()
+        if others:
+            raise Failure("oom", "CUDA out of memory")
 
     def measure(self, samples):
         self.turns += 1
@@ -84,5 +106,22 @@ class Fake:
         return {}
 
 
+def command(count, args):
+    """`graft bench`, on `count` GPUs that are not there, with this file as its worker."""
+    from graft import cli, tree
+    from graft.bench import cli as bench
+    from graft.bench import runner
+
+    bench.cuda_device_count = lambda: count
+    tree.load = lambda prefix: SimpleNamespace(pin="v2.11.0", stack_hash="0" * 64, patches=())
+    tree.pythons = lambda prefix: {side: [sys.executable] for side in ("stock", "patched")}
+    runner.Settings = functools.partial(runner.Settings, worker=(__file__,))
+    sys.argv[1:] = ["bench", *args]
+    cli.main()
+
+
 if __name__ == "__main__":
-    serve(Fake())
+    if len(sys.argv) > 1:
+        command(int(sys.argv[1]), sys.argv[2:])
+    else:
+        serve(Fake())

@@ -195,9 +195,10 @@ def test_a_gpu_that_dies_gives_its_case_to_the_others(bench):
     bench.env["FAKE_GPU_DIES"] = "1"
     rows = bench.run([f"slow{i}" for i in range(8)], gpus=("0", "1"))
     timed = [row for row in rows.values() if "us" in row["times"]["stock"]]
-    assert len(rows) == 8
-    assert len(timed) >= 7  # what it was at when it died is an error, all else is measured
+    assert len(rows) == len(timed) == 8  # also what it was at when it died
+    assert {row["gpu"] for row in rows.values()} == {"0"}
     assert any("GPU 1" in note for note in bench.notes)
+    assert "no such device" in results.load(bench.out)["gpus"][1]["error"]
 
 
 def test_without_a_gpu_left_what_was_measured_is_kept(bench):
@@ -266,6 +267,67 @@ def test_a_killed_run_loses_at_most_the_row_it_was_at(bench, how):
     assert not part.exists()
 
 
+def test_the_journal_names_the_gpu_before_the_first_row(bench):
+    """A run that is cut says by itself what it ran on."""
+    settings = bench.settings()
+    journal = results.Journal(bench.out, bench.head(settings, (STOCK, PATCHED)))
+    seen = []
+
+    def cut(row):
+        seen.append(results.load(results.part_of(bench.out)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(points("a", "b"), (STOCK, PATCHED), ("0",), settings, journal, cut)
+    (gpu,) = seen[0]["gpus"]
+    assert (gpu["name"], gpu["sms"], gpu["driver"]) == ("Fake", 132, "1.0")
+    assert gpu["copy_gb_per_s"]["median"] == 4000.0
+    assert seen[0]["contenders"]["stock"]["torch"] == "2.11.0"
+    assert [row["case"] for row in seen[0]["rows"]] == ["a"]
+    assert not seen[0]["complete"]
+    # The next run takes it over, also when it ends before it has found out anything.
+    for _ in range(2):
+        journal = results.Journal(bench.out, bench.head(settings, (STOCK, PATCHED)))
+    assert journal.fold({}, [])["gpus"] == seen[0]["gpus"]
+
+
+def test_a_file_is_not_continued_on_another_gpu(bench):
+    bench.run(["a"])
+    bench.env["FAKE_GPU_NAME"] = "Other"
+    with pytest.raises(GraftError, match=r"out\.json was measured on Fake, and here is .*Other"):
+        bench.run(["a", "b"])
+    kept = results.load(bench.out)
+    assert [row["case"] for row in kept["rows"]] == ["a"]
+    assert [gpu["name"] for gpu in kept["gpus"]] == ["Fake"]
+
+
+def test_contenders_that_lack_memory_beside_others_prepare_alone(bench):
+    third = Contender("third", "compile", PYTHON, {"us": 50.0})
+    row = bench.run(["oom_beside"], contenders=(STOCK, PATCHED, third))["oom_beside"]
+    assert all("us" in time for time in row["times"].values())
+    assert len(bench.served("prepare")) == 6  # three at a time, then one after the other
+
+
+def seen(bench):
+    return [json.loads(file.read_text()) for file in bench.folder.glob("seen-*.json")]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_worker_runs_on_the_cores_of_its_lane(bench, monkeypatch):
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cores))
+    monkeypatch.setattr(runner, "share", lambda cores, lanes: [frozenset({c}) for c in cores])
+    bench.run(["a"], gpus=("0", "1"))
+    assert sorted(worker["cores"] for worker in seen(bench)) == [[c] for c in cores for _ in "sp"]
+
+
+def test_cores_are_shared_by_lanes():
+    assert runner.share(range(64), 4)[1] == frozenset(range(16, 32))
+    assert runner.share(range(7), 3) == [{0, 1}, {2, 3}, {4, 5}]
+    assert runner.share([4, 5, 6], 2) == [{4, 5, 6}] * 2  # one each would be too few
+    assert runner.share([0, 1], 1) == [{0, 1}]
+
+
 def test_stopping_a_run_leaves_no_worker(bench):
     settings = bench.settings()
     journal = results.Journal(bench.out, bench.head(settings, (STOCK, PATCHED)))
@@ -277,6 +339,72 @@ def test_stopping_a_run_leaves_no_worker(bench):
         runner.run(points("a", "b"), (STOCK, PATCHED), ("0",), settings, journal, stop)
     assert not bench.alive()
     assert threading.active_count() < 5
+
+
+# --- the command, on GPUs that are not there -----------------------------------------------------
+
+GRID = ("sum_both", "--shapes", "grid", "--dtype", "bf16")
+
+
+def command(bench, *args, launcher=(), gpus=4):
+    paths = (str(FAKE.parents[2] / "src"), os.environ.get("PYTHONPATH", ""))
+    env = {**bench.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    env["TMPDIR"] = str(bench.folder)
+    return subprocess.Popen(
+        [sys.executable, *launcher, str(FAKE), str(gpus), *args, "--out", str(bench.out)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_command_that_is_killed_goes_on_when_it_is_typed_again(bench, how):
+    bench.env["FAKE_SLOW"] = "1"
+    process = command(bench, *GRID)
+    part = results.part_of(bench.out)
+    deadline = time.monotonic() + 60
+    while not (part.exists() and part.read_text().count('"case"') >= 9):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(how)
+    said = process.communicate(timeout=30)[0]
+    kept = results.load(part if how == signal.SIGKILL else bench.out)
+    assert 9 <= len(kept["rows"]) < 371
+    assert not kept["complete"]
+    assert {gpu["name"] for gpu in kept["gpus"]} == {"Fake"}
+    if how == signal.SIGTERM:
+        assert process.returncode == 128 + signal.SIGTERM
+        assert "points, not all" in said
+    bench.env.pop("FAKE_SLOW")
+    bench.log.unlink()
+    again = command(bench, *GRID)
+    said = again.communicate(timeout=60)[0]
+    assert again.returncode == 0, said
+    assert f"{len(kept['rows'])} of 371 points are in" in said
+    done = results.load(bench.out)
+    assert len(done["rows"]) == 371
+    assert done["complete"]
+    assert len(bench.served("prepare")) == 2 * (371 - len(kept["rows"]))
+
+
+def test_torchrun_spreads_the_points_over_its_gpus(bench):
+    """One rank runs the lanes of all, and its workers are no ranks."""
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "3", "--no-python")
+    run = command(bench, *GRID, launcher=(*launcher, sys.executable))
+    said = run.communicate(timeout=120)[0]
+    assert run.returncode == 0, said
+    done = results.load(bench.out)
+    assert len(done["rows"]) == 371
+    assert {row["gpu"] for row in done["rows"]} == {"0", "1", "2"}
+    assert len(bench.served("prepare")) == 2 * 371
+    assert len(seen(bench)) == 6
+    for worker in seen(bench):
+        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} & set(worker["env"])
+
+
+# --- the protocol --------------------------------------------------------------------------------
 
 
 def remote(tmp_path, code):

@@ -236,8 +236,7 @@ class Journal:
 
         Raises GraftError when the rows that are there were measured on another GPU.
         """
-        self.head = {**self.head, **found}
-        names = {gpu["name"] for gpu in self.head["gpus"] if "name" in gpu}
+        names = {gpu["name"] for gpu in found["gpus"] if "name" in gpu}
         earlier = {gpu["name"] for gpu in (self._earlier or {}).get("gpus", []) if "name" in gpu}
         if earlier and not names <= earlier:
             raise GraftError(
@@ -245,6 +244,7 @@ class Journal:
                 f" and here is {', '.join(sorted(names))}",
                 next="another --out, or --again to measure anew",
             )
+        self.head = {**self.head, **found}
         if self._part:
             self._append_line({**self.head, "rows": []})
 
