@@ -247,7 +247,9 @@ def _ends_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
@@ -332,7 +334,9 @@ def _checked_out(checkout: Checkout) -> dict[str, str]:
 
 # --- remotes -------------------------------------------------------------------------------------
 
-_URL = re.compile(r"(?:[a-z+]+://)?(?:[^@/]+@)?([^/:@]+\.[^/:@]+)(?::\d+)?[:/]/?([^/]+)/([^/]+?)(\.git)?/?")
+_URL = re.compile(
+    r"(?:[a-z+]+://)?(?:[^@/]+@)?([^/:@]+\.[^/:@]+)(?::\d+)?[:/]/?([^/]+)/([^/]+?)(\.git)?/?"
+)
 
 
 def remotes(checkout: Checkout) -> list[Remote]:

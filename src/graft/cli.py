@@ -262,6 +262,57 @@ def refresh(prefix: Path, pin_name: str | None) -> None:
     click.echo(f"{prefix} is the stack's")
 
 
+@graft.command("export")
+@pin_option
+@click.option("--branch", metavar="NAME", help="The branch (default: graft/<pin>).")
+@click.option("--onto", metavar="REV", help="Then rebase onto this commit of the checkout.")
+@click.option("--force", is_flag=True, help="Move a branch that graft export did not make.")
+@click.argument("checkout", type=click.Path(path_type=Path))
+def export_(
+    pin_name: str | None, branch: str | None, onto: str | None, force: bool, checkout: Path
+) -> None:
+    """Put the stack on a branch of a PyTorch checkout, a commit a patch, ready for review.
+
+    Its current branch, index and files are left alone.
+    """
+    from graft import export_command
+
+    export_command.run_export(checkout, pin_name, branch, onto, force)
+
+
+@graft.command()
+@pin_option
+@click.option("--send/--dry-run", default=False, help="Send it (default: show what would be sent).")
+@click.option("--remote", metavar="NAME", help="Where to (default: PyTorch's own, or origin).")
+@click.option("--fork", metavar="REMOTE", help="Push branches there instead; print their pages.")
+@click.option("--no-fetch", is_flag=True, help="Onto the remote's branch as the checkout has it.")
+@click.option("-m", "--message", help="What was changed, for pull requests that are updated.")
+@click.option("-u", "--update-fields", is_flag=True, help="Also bring their titles and texts up.")
+@click.option("--draft", is_flag=True, help="Make new pull requests drafts.")
+@click.option("--label", help="Labels of new pull requests, by commas.")
+@click.option("--reviewer", help="Reviewers of new pull requests, by commas.")
+@click.option("--force", is_flag=True, help="Overwrite what others pushed to the same places.")
+@click.argument("checkout", type=click.Path(path_type=Path))
+def submit(
+    pin_name: str | None,
+    send: bool,
+    remote: str | None,
+    fork: str | None,
+    no_fetch: bool,
+    checkout: Path,
+    **options: Any,
+) -> None:
+    """Send the stack to upstream: a pull request a patch, by ghstack. Shows it first.
+
+    The next submission updates the same pull requests. Without write access, see --fork.
+    """
+    from graft import export_command
+
+    export_command.run_submit(
+        checkout, pin_name, remote, fork, send=send, fetch=not no_fetch, **options
+    )
+
+
 @graft.command("upstream-tests")
 @prefix_option
 @click.option(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from graft import export, pins, stack
+from graft.errors import UsageError
 from graft.export import Export
 from graft.pins import DEFAULT_PIN
+from graft.submit import Plan
 
 
 def run_export(
@@ -20,9 +25,9 @@ def run_export(
     show(made)
     made.check()
     base = made.onto.name if made.onto else series.pin.commit[:12]
-    says = "" if moved else " already"
-    click.echo(f"{name} is{says} these {len(made.commits)} commits on {base}")
-    click.echo(f"git -C {path} log {base}..{name}")
+    count = f"{len(made.commits)} commits on {base}"
+    click.echo(f"branch {name}: {count}" if moved else f"branch {name} is there: {count}")
+    click.echo(f"git -C {shlex.quote(str(path))} log {base}..{name}")
 
 
 def show(made: Export) -> None:
@@ -32,3 +37,82 @@ def show(made: Export) -> None:
         click.echo(f"{each.state:{width}}  {each.patch.name}")
         for place in each.places:
             click.echo(f"{'':{width}}    {place}")
+
+
+def run_submit(
+    path: Path,
+    pin: str | None,
+    remote: str | None,
+    fork: str | None,
+    *,
+    send: bool,
+    fetch: bool,
+    **options: Any,
+) -> None:
+    """Show what would be sent, or send it: as pull requests, or as branches of `fork`."""
+    from graft import submit
+
+    if fork and (given := [name for name, value in options.items() if value and name != "force"]):
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{shown} is for pull requests, and --fork makes none", "one of the two")
+    plan = submit.plan(path, stack.load(pins.load(pin or DEFAULT_PIN)), remote=remote, fetch=fetch)
+    if fork:
+        _run_fork(plan, fork, send, options["force"])
+    elif send:
+        _send(plan, options)
+    else:
+        with submit.prepare(plan, plan.pulls()) as made:
+            show(made)
+            _show_pull_requests(plan, made)
+        click.echo("\nnothing was sent; the same command with --send sends it")
+
+
+def _show_pull_requests(plan: Plan, made: Export) -> None:
+    pulls = plan.pulls()
+    count = len(made.commits)
+    click.echo(f"\n{plan.repository}, onto {plan.base}: {count} pull requests")
+    for at, each in enumerate(e for e in made.outcomes if e.commit):
+        pull = pulls.get(each.patch.name)
+        click.echo(f"\n{at + 1}. {plan.url(pull.number) if pull else 'a new pull request'}")
+        for line in each.patch.message.rstrip("\n").split("\n"):
+            click.echo(f"   {line}".rstrip())
+
+
+def _send(plan: Plan, options: dict[str, Any]) -> None:
+    from graft import ghstack_session as session
+
+    done = session.send(plan, session.connect(), session.Options(**options))
+    width = max((len(each.what) for each in done.sent), default=0)
+    for each in done.sent:
+        click.echo(f"{each.what:{width}}  {each.url}  {each.patch.subject}")
+    _say_recorded(plan, [f"{url} is of no patch any more: close it" for url in done.orphans])
+
+
+def _run_fork(plan: Plan, name: str, send: bool, force: bool) -> None:
+    from graft import fork as forks
+    from graft import submit
+
+    fork = forks.find(plan, name)
+    if send:
+        pushed, orphans = forks.send(plan, fork, force=force)
+    else:
+        with submit.prepare(plan) as made:
+            show(made)
+            pushed, orphans = forks.pushes(plan, fork, made), []
+    for at, each in enumerate(pushed):
+        what = f"{each.what}, " if each.what else ""
+        click.echo(f"\n{at + 1}. {each.patch.subject}  ({what}branch {each.branch})")
+        click.echo(f"   open     {each.compare}")
+        if at:
+            click.echo(f"   it alone {each.alone}")
+    if send:
+        here = shlex.quote(str(plan.checkout.path))
+        _say_recorded(plan, [f"git -C {here} push {name} --delete {each}" for each in orphans])
+    else:
+        click.echo(f"\nnothing was pushed; the same command with --send pushes to {name}")
+
+
+def _say_recorded(plan: Plan, notes: Iterable[str]) -> None:
+    for note in notes:
+        click.echo(f"note: {note}")
+    click.echo(f"recorded in patches/{plan.stack.pin.name}: commit it")

@@ -326,10 +326,11 @@ def series_file(pin: Pin, root: Path = ROOT) -> Path:
 
 
 def read_line(line: str, where: str) -> tuple[str, Status]:
-    """The patch that a line of ``series`` names, and its status: ``<name>  # <origin>; <upstream>``.
+    """The patch that a line of ``series`` names, and its status.
 
-    A line without the second part is of a patch of our own that was not sent. Raises GraftError,
-    naming `where`, for a status of another form.
+    The line is ``<name>  # <origin>; <upstream>``, as `Status` has them; without the second part it
+    is of a patch of our own that was not sent. Raises GraftError, naming `where`, for a status of
+    another form.
     """
     name, mark, said = (part.strip() for part in line.partition("#"))
     if not mark:
