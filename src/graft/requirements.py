@@ -9,7 +9,7 @@ from pathlib import Path
 from graft.pins import ROOT
 
 
-def load(root: Path = ROOT, groups: tuple[str, ...] = ("dev", "upstream")) -> list[str]:
+def load(root: Path = ROOT, groups: tuple[str, ...] = ("dev", "upstream", "report")) -> list[str]:
     """The requirements of the tool itself and of these optional groups."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     wanted: list[str] = list(project["dependencies"])

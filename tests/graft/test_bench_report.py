@@ -34,15 +34,16 @@ def full(tmp_path):
 
 def test_markdown_says_where_it_comes_from_and_what_failed(full):
     text = report.markdown([("full", results.load(full))])
-    assert "NVIDIA H200, driver 580.1, copy 4250.0 GB/s" in text
+    assert "NVIDIA H200, driver 580.1, copy 4250 GB/s" in text
     assert "stack abababababab" in text
     assert "| rms_norm_backward | bf16 |" in text
     assert "rms_norm_backward 7x7 bf16, patched: wrong: no" in text
 
 
 def test_figures_without_data_are_left_out():
-    one = result(row("a", (4, 8), 2.0, 1.0))
-    titles = [figure.title for figure in report.figures(one)]
+    some = [row("a", (m, 2 * m), 2.0, 1.0) for m in (4, 8, 16)]
+    assert [figure.title for figure in report.figures(result(some[0]))] == ["Roofline"]
+    titles = [figure.title for figure in report.figures(result(*some))]
     assert titles == ["Roofline", "Sorted ratios"]
     alone = result(row("a", (4, 8), "oom", "oom"), gpus=[])
     assert report.figures(alone) == []

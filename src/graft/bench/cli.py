@@ -118,14 +118,14 @@ def run_command(
     if list_only:
         _list_cases()
         return
+    if int(os.environ.get("LOCAL_RANK", "0")):
+        return  # torchrun's first rank measures for all
     if not cases and not corpus:
         raise UsageError("no case to measure", next="graft bench --list")
     if rounds * samples < runner.MIN_SAMPLES or rounds < 2 or samples < 1:
         raise UsageError(f"{rounds} rounds of {samples} samples are under 30 samples or 2 rounds")
     points = _points(cases, wanted_shapes, dtypes, corpus)
     chosen = _gpus(gpus, cases)
-    if chosen is None:
-        return  # a rank of torchrun that has nothing to do
     prefix = prefix or cli.default_prefix()
     there = tree.load(prefix)
     contenders = plan.contenders(against, tree.pythons(prefix), settings)
@@ -271,13 +271,13 @@ def _list_cases() -> None:
             click.echo(f"{file}:")
         groups = ", ".join(
             f"{group} {shapes.text(tuple(found[0])) if len(found) == 1 else f'({len(found)})'}"
-            for group, found in case.shapes.items()
+            for group, found in shapes.groups(case.shapes).items()
         )
         click.echo(f"  {name:29} {case.summary}\n{'':32}{','.join(case.dtypes)}; {groups}")
 
 
-def _gpus(wanted: str, cases: Sequence[str]) -> list[str] | None:
-    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them; None for a rank with nothing to do.
+def _gpus(wanted: str, cases: Sequence[str]) -> list[str]:
+    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them.
 
     Under torchrun, the first rank of the host runs the lanes of all of its ranks, and the other
     ranks end at once: a case then goes to whichever GPU is free. Raises GraftError without a GPU.
@@ -286,8 +286,6 @@ def _gpus(wanted: str, cases: Sequence[str]) -> list[str] | None:
     ranks = int(env.get("LOCAL_WORLD_SIZE", "1"))
     if ranks != int(env.get("WORLD_SIZE", "1")):
         raise UsageError("graft bench spreads over the GPUs of one host: use torchrun --nnodes 1")
-    if int(env.get("LOCAL_RANK", "0")):
-        return None
     count = cuda_device_count()
     if not count:
         case = cases[0] if cases else "rms_norm_backward"

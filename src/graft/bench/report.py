@@ -19,6 +19,7 @@ from graft.bench import results, tables
 from graft.errors import GraftError
 
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2")
+_RATIOS_MIN = 3  # points that make a curve
 _HEAT_MIN = 12  # points that make a heat map worth drawing
 _COLUMN_MIN = 3  # row counts that make a line
 
@@ -39,7 +40,8 @@ def markdown(files: Sequence[tuple[str, results.Result]]) -> str:
         labels = present(result)
         parts += [f"## {name}", "", *(f"- {line}" for line in provenance(result)), ""]
         if result["rows"]:
-            parts += [tables.by_case(result["rows"], labels), ""]
+            if len({(row["case"], row["dtype"]) for row in result["rows"]}) < len(result["rows"]):
+                parts += [tables.by_case(result["rows"], labels), ""]
             parts += [tables.by_row(result["rows"], labels), ""]
         failures = errors(result)
         if failures:
@@ -72,7 +74,9 @@ def svg(files: Sequence[tuple[str, results.Result]]) -> str:
     name, result = files[0]
     found = _sorted_ratios(result)
     if found is None:
-        raise GraftError(f"{name} has no point that two contenders have a time of")
+        raise GraftError(
+            f"{name} has under {_RATIOS_MIN} points that two contenders have a time of"
+        )
     return found.svg
 
 
@@ -98,8 +102,14 @@ def provenance(result: results.Result) -> list[str]:
         if "error" in gpu:
             lines.append(f"GPU {gpu['index']}: {gpu['error']}")
             continue
-        copy = gpu["copy_gb_per_s"]["median"]
-        lines.append(f"GPU {gpu['index']}: {gpu['name']}, driver {gpu['driver']}, copy {copy} GB/s")
+        words = [f"GPU {gpu['index']}: {gpu.get('name', 'not named')}"]
+        if "sms" in gpu:
+            words.append(f"{gpu['sms']} SMs")
+        if "driver" in gpu:
+            words.append(f"driver {gpu['driver']}")
+        if "copy_gb_per_s" in gpu:
+            words.append(f"copy {gpu['copy_gb_per_s']['median']:.0f} GB/s")
+        lines.append(", ".join(words))
     for label, about in result["contenders"].items():
         if "absent" in about:
             lines.append(f"{label}: absent, {about['absent']}")
@@ -107,13 +117,14 @@ def provenance(result: results.Result) -> list[str]:
         knobs = ", ".join(f"{knob}={value!r}" for knob, value in about["knobs"].items())
         runs = about["impl"] + (f" {about['version']}" if about.get("version") else "")
         lines.append(
-            f"{label}: {runs}, torch {about.get('torch')}, triton {about.get('triton')}"
+            f"{label}: {runs}"
+            + "".join(f", {name} {about[name]}" for name in ("torch", "triton") if name in about)
             + (f", {knobs}" if knobs else "")
         )
     lines.append(f"pin {result['pin']}, stack {result['stack_hash'][:12]}, {result['date']}")
     lines += list(result["commands"])
     if not result["complete"]:
-        lines.append("not complete: the run was cut off")
+        lines.append(f"not complete: {len(result['rows'])} points, then the run was cut off")
     return lines
 
 
@@ -170,7 +181,7 @@ def _sorted_ratios(result: results.Result) -> Figure | None:
     for label in labels[1:]:
         found = [tables.speedup(row, base, label) for row in result["rows"]]
         ratios = sorted(ratio for ratio in found if ratio is not None)
-        if ratios:
+        if len(ratios) >= _RATIOS_MIN:
             curves[label] = ratios
     if not curves:
         return None
@@ -181,6 +192,8 @@ def _sorted_ratios(result: results.Result) -> Figure | None:
             share = [100 * (i + 0.5) / len(ratios) for i in range(len(ratios))]
             axes.plot(share, ratios, ".-", color=colour, label=f"{label} (n = {len(ratios)})")
         axes.set(xlabel="share of points, %", ylabel=f"time of {base} / time", yscale="log")
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0.95), max(high, 1.05))  # or noise looks like a slope
         _plain_ticks(axes)
         axes.legend(frameon=False)
 

@@ -69,19 +69,24 @@ def text(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
+def groups(own: Mapping[str, Sequence[Shape]]) -> dict[str, Sequence[Shape]]:
+    """A case's own groups; where its shapes are of two dimensions, norms14 and grid too."""
+    two = {len(shape) for shapes in own.values() for shape in shapes} == {2}
+    return {**own, **{name: GROUPS[name] for name in GROUPS if two and name not in own}}
+
+
 def resolve(wanted: str, own: Mapping[str, Sequence[Shape]], case: str) -> list[tuple[str, Shape]]:
     """The (group, shape) pairs that `wanted` names for a case.
 
-    `wanted` is a list by commas of group names and literal shapes (`4096x8192`). `own` are the
-    case's groups; they hide the common ones (norms14, grid), which fit cases of two dimensions.
+    `wanted` is a list by commas of names of `groups(own)` and literal shapes (`4096x8192`).
     Raises UsageError for a name that is neither.
     """
     ranks = {len(shape) for shapes in own.values() for shape in shapes}
-    groups: dict[str, Sequence[Shape]] = {**(GROUPS if ranks == {2} else {}), **own}
+    known = groups(own)
     out: list[tuple[str, Shape]] = []
     for word in filter(None, wanted.split(",")):
-        if word in groups:
-            out += [(word, tuple(shape)) for shape in groups[word]]
+        if word in known:
+            out += [(word, tuple(shape)) for shape in known[word]]
         elif _LITERAL.fullmatch(word):
             shape = tuple(map(int, word.split("x")))
             if len(shape) not in ranks:
@@ -93,8 +98,8 @@ def resolve(wanted: str, own: Mapping[str, Sequence[Shape]], case: str) -> list[
             out.append(("given", shape))
         else:
             raise UsageError(
-                f"case {case} has no shape group {word!r}; it has {', '.join(groups)},"
+                f"case {case} has no shape group {word!r}; it has {', '.join(known)},"
                 " and shapes can be given as 4096x8192",
-                next=f"graft bench {case} --shapes {next(iter(groups))}",
+                next=f"graft bench {case} --shapes {next(iter(known))}",
             )
     return out

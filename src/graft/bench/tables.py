@@ -96,27 +96,30 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
 
 
 def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
-    """One line a point: limit, each contender's median in us, the last one's share of the limit.
+    """One line a point: limit, each contender's median in us, patched's share of the limit.
 
-    Training steps have no limit: theirs is the split into Triton's kernels and the rest.
+    The share is the last contender's where patched is none of them. Training steps have no limit:
+    theirs is the split into Triton's kernels and the rest.
     """
     one_case = len({row["case"] for row in rows}) == 1
     one_dtype = len({row["dtype"] for row in rows}) == 1
     lead = [*([] if one_case else ["case"]), "shape", *([] if one_dtype else ["dtype"])]
-    base, last = labels[0], labels[-1]
-    head = [*lead, "limit, us", *(f"{label}, us" for label in labels)]
+    base, judged = labels[0], "patched" if "patched" in labels else labels[-1]
+    limits = any("limit_us" in row for row in rows)
+    head = [*lead, *(["limit, us"] if limits else []), *(f"{label}, us" for label in labels)]
     if len(labels) > 1:
         head += [f"{base} / {label}" for label in labels[1:]]
     steps = any("triton_us" in time for row in rows for time in row["times"].values())
     if steps:
         head += [f"{part}, {label}, us" for label in labels for part in ("Triton", "rest")]
-    else:
-        head += [f"SOL, {last}"]
+    elif limits:
+        head += [f"SOL, {judged}"]
     lines = []
     for row in rows:
         names = {"case": row["case"], "shape": shapes.text(tuple(row["shape"]))}
         cells = [{**names, "dtype": row["dtype"]}[name] for name in lead]
-        cells.append(f"{row['limit_us']:.1f}" if "limit_us" in row else "")
+        if limits:
+            cells.append(f"{row['limit_us']:.1f}" if "limit_us" in row else "")
         cells += [cell(row["times"].get(label, {"absent": ""})) for label in labels]
         cells += [_speedup(row, base, label) for label in labels[1:]]
         if steps:
@@ -125,8 +128,8 @@ def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
                 for label in labels
                 for part in ("triton_us", "rest_us")
             ]
-        else:
-            sol = row["times"].get(last, {}).get("sol")
+        elif limits:
+            sol = row["times"].get(judged, {}).get("sol")
             cells.append(f"{sol:.0%}" if sol else "")
         lines.append(cells)
     return _markdown(head, lines, len(lead))
