@@ -2,15 +2,16 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft import pins
-from graft.bench import compare, plan, results, shapes, stats, tables
+from graft.bench import agreement, compare, plan, results, shapes, stats, tables
 from graft.bench.cli import bench
 from graft.errors import GraftError, UsageError
 
@@ -241,6 +242,7 @@ def test_two_commands_fill_one_file(tmp_path):
     assert len(data["rows"]) == 2
 
 
+@settings(deadline=None)  # it waits for the disk
 @given(cut=st.integers(1, 400))
 def test_a_journal_survives_a_cut_at_any_byte(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("journal") / "r.json"
@@ -284,12 +286,49 @@ def test_compare_finds_who_won_lost_broke_and_is_missing(tmp_path):
     assert found.broken == (("c 4x8 bf16", "wrong: no"),)
     assert found.missing == ("c 5x8 bf16",)
     text = compare.render(found, 0.02)
+    assert "won  100.0%  c 1x8 bf16: 10.0 -> 5.0 us" in text
     assert "lost  20.0%  c 3x8 bf16: 10.0 -> 12.0 us" in text
-    assert "1 won and 1 lost more than 2.0%" in text
+    assert "B won 1 and lost 1 by more than 2.0%" in text
+    assert "fails in B  c 4x8 bf16: wrong: no" in text
+    assert "1 points of A have no time in B: c (1)" in text
+    assert re.search(r"^  c \(norms14\) +1\.182 +3  0\.833 3x8 bf16  2\.000 1x8 bf16$", text, re.M)
     assert compare.failed(found, 0.25)  # broken
     clean = compare.compare(*sides(tmp_path, before[:3], after[:3]))
     assert compare.failed(clean, 0.02)
     assert not compare.failed(clean, 0.25)
+
+
+def test_two_runs_of_the_same_thing_say_how_well_they_agree(tmp_path):
+    first = [row("c", (i, 8), 100.0, 50.0) for i in range(1, 6)]
+    again = [row("c", (i, 8), 100.0 + i, 50.0 + i / 2) for i in range(1, 6)]
+    again[4] = row("c", (5, 8), 100.0, 60.0)
+    a, b = sides(tmp_path, first, again)
+    found = {(r.what, r.key): r.apart for r in agreement.repeats(a.result, b.result)}
+    assert len(found) == 5 * 3
+    assert found["stock", "c 3x8 bf16"] == pytest.approx(0.03)
+    assert found["patched", "c 5x8 bf16"] == pytest.approx(0.2)
+    assert found["stock / patched", "c 3x8 bf16"] == pytest.approx(0)
+    assert found["stock / patched", "c 5x8 bf16"] == pytest.approx(0.2, abs=1e-3)
+    text = compare.render(compare.compare(a, b), 0.02)
+    assert "  c  stock              2.0%    4.0% at 4x8 bf16, n 5" in text
+    assert "two runs agree within 2.5% in the median case (times)" in text
+    assert "two runs agree within 0.0% in the median case (ratios)" in text
+    assert "1 of 5 over 2.0%\n   20.0%  c 5x8 bf16, stock / patched: 2 and 1.667" in text
+
+
+def test_only_what_is_the_same_was_run_twice(tmp_path):
+    rows = [row("c", (1, 8), 1.0, 1.0)]
+    before = result(*rows)
+    assert agreement.repeated(before, before) == ["stock", "patched"]
+    assert agreement.repeated(before, result(*rows, stack_hash="cd" * 32)) == ["stock"]
+    other = copy.deepcopy(before["contenders"])
+    other["stock"]["triton"] = "3.7.0"
+    other["patched"]["knobs"] = {"x": 1}
+    assert agreement.repeated(before, result(*rows, contenders=other)) == []
+    # Stock against patched of one file is no repetition.
+    path = saved(tmp_path / "a.json", *rows)
+    one, two = (compare.parse_side(f"{path}:{label}", "") for label in ("stock", "patched"))
+    assert "run twice" not in compare.render(compare.compare(one, two), 0.02)
 
 
 def test_within_a_file_the_paired_ratio_counts(tmp_path):

@@ -181,6 +181,9 @@ def run_command(
 def compare(before: str, after: str, max_loss: str, contender: str, across_pins: bool) -> None:
     """Compare A.json with B.json, or FILE.json:stock with FILE.json:patched.
 
+    Of two files, what is the same in both (stock; patched, where the stack is the same; peers) was
+    run twice: how far apart the two runs are is said too.
+
     Exits 1 when a point lost more than --max-loss, or fails where it had a time.
     """
     from graft.bench import compare as comparing

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graft.bench import results
+from graft.bench import agreement, results
 from graft.bench.stats import geomean
 from graft.errors import GraftError, UsageError
+
+_WINS_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -130,37 +133,57 @@ def summary(changes: Sequence[Change]) -> tuple[float, Change, Change]:
 
 
 def render(comparison: Comparison, max_loss: float, limit: int = 20) -> str:
-    """The comparison as text: one line a case and group, then who lost, broke or is missing."""
-    lines = [f"{comparison.before.name} -> {comparison.after.name}; above 1, the second is faster"]
-    width = max((len(name) for name in comparison.groups()), default=0)
-    for name, changes in comparison.groups().items():
-        mean, worst, best = summary(changes)
-        lines.append(
-            f"  {name:{width}}  {mean:6.3f}  n {len(changes):4}"
-            f"  worst {worst.ratio:6.3f} {_shape(worst)}  best {best.ratio:6.3f} {_shape(best)}"
-        )
+    """The comparison as text: a line a case and group, all, who won, lost, fails or is missing."""
+    before, after = comparison.before, comparison.after
+    lines = [
+        f"A: {before.name}",
+        f"B: {after.name}",
+        "A / B is time over time: above 1, B is faster",
+    ]
+    lines += _table(comparison.groups())
     if comparison.changes:
-        mean, worst, best = summary(comparison.changes)
-        lost = comparison.losses(max_loss)
+        mean = geomean(change.ratio for change in comparison.changes)
+        lost, won = comparison.losses(max_loss), comparison.wins(max_loss)
         lines.append(
-            f"all: {mean:.3f} over {len(comparison.changes)};"
-            f" {len(comparison.wins(max_loss))} won and {len(lost)} lost"
-            f" more than {max_loss:.1%}"
+            f"all: {mean:.3f} over {len(comparison.changes)} points; B won {len(won)} and lost"
+            f" {len(lost)} by more than {max_loss:.1%}"
         )
-        for change in lost[:limit]:
-            lines.append(
-                f"  lost {1 / change.ratio - 1:6.1%}  {change.key}:"
-                f" {change.before_us:.1f} -> {change.after_us:.1f} us"
-            )
-        if len(lost) > limit:
-            lines.append(f"  and {len(lost) - limit} more")
-    lines += [f"  broken  {key}: {why}" for key, why in comparison.broken]
-    lines += [f"  missing {key}" for key in comparison.missing[:limit]]
-    if len(comparison.missing) > limit:
-        lines.append(f"  and {len(comparison.missing) - limit} more missing")
-    if not comparison.changes:
-        lines.append("no point has a time on both sides")
+        for word, changes, shown in (("won ", won, _WINS_SHOWN), ("lost", lost, limit)):
+            for change in changes[:shown]:
+                share = max(change.ratio, 1 / change.ratio) - 1
+                times = f"{change.before_us:.1f} -> {change.after_us:.1f} us"
+                lines.append(f"  {word} {share:6.1%}  {change.key}: {times}")
+            if len(changes) > shown:
+                lines.append(f"  {word} and {len(changes) - shown} more")
+    else:
+        lines.append("no point has a time in both")
+    lines += [f"  fails in B  {key}: {why}" for key, why in comparison.broken]
+    if comparison.missing:
+        counts = Counter(key.split(" ", 1)[0] for key in comparison.missing)
+        named = ", ".join(f"{case} ({count})" for case, count in counts.items())
+        lines.append(f"  {len(comparison.missing)} points of A have no time in B: {named}")
+    if before.path != after.path:
+        lines += agreement.render(agreement.repeats(before.result, after.result), max_loss, limit)
     return "\n".join(lines)
+
+
+def _table(groups: Mapping[str, Sequence[Change]]) -> list[str]:
+    """One line a group, under a head; points with their dtype are named for worst and best."""
+    if not groups:
+        return []
+    rows = [("case", "A / B", "points", "worst", "best")]
+    for name, changes in groups.items():
+        mean, worst, best = summary(changes)
+        ends = [f"{change.ratio:.3f} {_shape(change)}" for change in (worst, best)]
+        if len(changes) == 1:
+            ends = [f"      {_shape(worst)}", ""]
+        rows.append((name, f"{mean:.3f}", str(len(changes)), ends[0], ends[1]))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return [
+        f"  {row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}"
+        f"  {row[3]:{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    ]
 
 
 def failed(comparison: Comparison, max_loss: float) -> bool:
