@@ -1,13 +1,17 @@
 """Reports: Markdown, SVG, and the HTML page in a headless browser."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
+from graft import pins
 from graft.bench import report, results, shapes
 from graft.bench.cli import bench
 
@@ -16,9 +20,18 @@ from .test_bench_results import result, row, saved
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+
+def chromium():
+    """A Chromium on PATH, or one that `playwright install chromium` put into its cache."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
+    cache = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
+    installed = [*cache.glob("chromium*/*/chrome"), *cache.glob("chromium*/*/*headless*shell")]
+    return next(filter(None, [*map(shutil.which, names), *map(str, sorted(installed))]), None)
+
+
+CHROMIUM = chromium()
+COMMITTED = sorted((pins.ROOT / "bench" / "results").glob("*.json"))
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -54,11 +67,65 @@ def test_the_same_rows_give_the_same_bytes(full):
     assert report.html(data) == report.html(data)
 
 
+def drawn(svg):
+    """Marks of a figure: the points of its curves, or the symbols that it repeats."""
+    tree = ElementTree.fromstring(svg)
+    paths = [path.get("d", "") for path in tree.iter(f"{SVG}path")]
+    return max(path.count("L") + 1 for path in paths), len([*tree.iter(f"{SVG}use")])
+
+
+def test_every_figure_holds_its_points(full):
+    """Without a browser: the SVG is well formed, and has a mark for each point."""
+    data = results.load(full)
+    timed = [row for row in data["rows"] if "us" in row["times"]["patched"]]
+    found = {figure.title: drawn(figure.svg) for figure in report.figures(data)}
+    assert [*found] == [
+        "Roofline",
+        "Sorted ratios",
+        "rms_norm_backward, bf16, over M and N",
+        "rms_norm_backward, bf16, time against rows",
+    ]
+    curve, marks = found["Sorted ratios"]
+    assert curve == len(timed)
+    assert marks >= len(timed)
+    assert found["Roofline"][1] >= 2 * len(timed)
+    assert found["rms_norm_backward, bf16, over M and N"][1] >= len(timed)
+    assert found["rms_norm_backward, bf16, time against rows"][0] >= 3
+
+
+def test_the_page_has_every_figure_and_row(full):
+    data = results.load(full)
+    page = report.html([("one", data), ("two", data)])
+    figures = re.findall(r"<figure>(.*?)</figure>", page, re.S)
+    assert len(figures) == 2 * len(report.figures(data))
+    for figure in figures:
+        ElementTree.fromstring(figure[figure.index("<svg") : figure.index("</svg>") + 6])
+    for each in data["rows"]:
+        assert page.count(f"<td>{shapes.text(tuple(each['shape']))}</td>") >= 2
+
+
+@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.stem)
+def test_committed_files_have_a_report(file):
+    data = [(file.stem, results.load(file))]
+    page = report.html(data)
+    assert page.count("<figure>") >= (len(data[0][1]["rows"]) > 3)
+    assert "None" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
+    text = report.markdown(data)
+    for each in data[0][1]["rows"]:
+        assert shapes.text(tuple(each["shape"])) in text
+
+
 def test_the_page_stands_alone(full):
-    page = report.html([("full", results.load(full))])
+    data = results.load(full)
+    page = report.html([("full", data), ("again", data)])
     links = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
     assert all(link.startswith("data:") for link in links)
     assert "<script" not in page
+    assert "@import" not in page
+    assert not re.findall(r"url\((?!#)", page)
+    # Names of vocabularies are no references: nothing is loaded from them.
+    plain = re.sub(r'xmlns(:\w+)?="[^"]*"|rdf:resource="[^"]*"', "", page)
+    assert re.findall(r"https?://[^\s\"<]+", plain) == []
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     used = re.findall(r'(?:href="#|url\(#)([^")]+)', page)
@@ -144,3 +211,17 @@ def test_a_browser_draws_every_plot_without_a_console_message(full, tmp_path):
         assert figure["height"] > 200, figure
         assert figure["marks"] > 20, figure
     assert seen["rows"] == 1 + len(results.load(full)["rows"])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_a_browser_shows_the_committed_files(tmp_path):
+    data = [(file.stem, results.load(file)) for file in COMMITTED]
+    text = report.html(data)
+    page = tmp_path / "report.html"
+    page.write_text(text + PROBE)
+    probed = browse(page, "--dump-dom")
+    assert "CONSOLE" not in probed.stderr
+    found = re.search(r'<pre id="found">(.*?)</pre>', probed.stdout, re.S)[1]
+    seen = json.loads(found.replace("&quot;", '"').replace("&amp;", "&"))
+    assert len(seen["found"]) == text.count("<figure>") > 3
+    assert all(figure["marks"] > 20 and figure["height"] > 200 for figure in seen["found"])

@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,11 @@ def html(files: Sequence[tuple[str, results.Result]]) -> str:
             "name": name,
             "provenance": provenance(result),
             "summary": _cells(tables.by_case(result["rows"], present(result))),
-            "figures": figures(result),
+            "figures": _apart(figures(result), f"f{number}"),
             "rows": _cells(tables.by_row(result["rows"], present(result))),
             "errors": errors(result),
         }
-        for name, result in files
+        for number, (name, result) in enumerate(files)
         if result["rows"]
     ]
     template = jinja2.Environment(autoescape=True).from_string(source)
@@ -305,13 +305,20 @@ def _figure(title: str, caption: str, draw: Callable[[Any], None]) -> Figure:
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
-    # Inside HTML, the XML prologue has no place, and ids of two figures must not meet.
-    text = text[text.index("<svg") :]
-    prefix = re.sub(r"\W+", "-", title.lower()).strip("-")
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r'href="#', f'href="#{prefix}-', text)
-    text = re.sub(r"url\(#", f"url(#{prefix}-", text)
-    return Figure(title, caption, text)
+    # Inside HTML, the XML prologue has no place.
+    return Figure(title, caption, text[text.index("<svg") :])
+
+
+def _apart(found: Sequence[Figure], prefix: str) -> list[Figure]:
+    """Figures whose ids begin with `prefix` and their number: two on one page must not meet."""
+    out = []
+    for i, figure in enumerate(found):
+        own = f"{prefix}-{i}-"
+        text = re.sub(r'\bid="', f'id="{own}', figure.svg)
+        text = re.sub(r'href="#', f'href="#{own}', text)
+        text = re.sub(r"url\(#", f"url(#{own}", text)
+        out.append(replace(figure, svg=text))
+    return out
 
 
 def _cells(table: str) -> list[list[str]]:
