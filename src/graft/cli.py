@@ -363,7 +363,7 @@ def upstream_tests(
     """
     from rich.console import Console
 
-    from graft import pins, stack, tree
+    from graft import comparison, pins, stack, tree
     from graft import upstream_tests as tests
 
     there = tree.load(prefix)
@@ -386,9 +386,9 @@ def upstream_tests(
             seconds=seconds,
             say=status.update,
         )
-    tests.show(found, console)
+    comparison.show(found, console)
     if file:
-        tests.write(found, file)
+        comparison.write(found, file)
     if found.broken:
         raise GraftError(f"{len(found.broken)} tests pass on stock and fail on patched")
     if found.pending:

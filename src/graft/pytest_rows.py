@@ -4,8 +4,8 @@ GRAFT_TEST_ROWS names the file that they are added to:
 
 - ``{"collected": [ids]}`` and ``{"broken": id, "message": text}`` (a file that pytest cannot read)
   after a collection;
-- ``{"started": id}`` before a test, and after it its row: ``test``, ``outcome`` (as
-  `graft.testrun.OUTCOMES`), ``message``, ``seconds``.
+- ``{"started": id}`` before a test, and after it its row: ``test``, and what a
+  `graft.testrun.Result` has.
 
 So a process that ends in the midst of a test says which. GRAFT_TEST_LIST, where it is set, names a
 file with the ids to run, one a line, in that order; what else pytest finds is left out. Needs
@@ -27,7 +27,7 @@ _LIST = os.environ.get("GRAFT_TEST_LIST")
 _OUTCOMES = ("passed", "skipped", "failed", "error")  # from best to worst
 _MESSAGE = 4000  # characters of it that are kept
 _PR_SET_PDEATHSIG = 1
-_worst: dict[str, tuple[int, str, float]] = {}
+_worst: dict[str, tuple[int, str, float, dict[str, Any]]] = {}
 
 
 def _write(row: dict[str, Any]) -> None:
@@ -62,22 +62,23 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    _worst[nodeid] = (0, "", 0.0)
+    _worst[nodeid] = (0, "", 0.0, {})
     _write({"started": nodeid})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     outcome = "error" if report.failed and report.when != "call" else report.outcome
-    rank, message, seconds = _worst.get(report.nodeid, (0, "", 0.0))
+    rank, message, seconds, _ = _worst.get(report.nodeid, (0, "", 0.0, {}))
     if _OUTCOMES.index(outcome) > rank:
         rank, message = _OUTCOMES.index(outcome), _message(report)
-    _worst[report.nodeid] = (rank, message, seconds + report.duration)
+    told = {str(name): value for name, value in report.user_properties}
+    _worst[report.nodeid] = (rank, message, seconds + report.duration, told)
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    rank, message, seconds = _worst.pop(nodeid)
+    rank, message, seconds, told = _worst.pop(nodeid)
     row = {"outcome": _OUTCOMES[rank], "message": message, "seconds": round(seconds, 2)}
-    _write({"test": nodeid, **row})
+    _write({"test": nodeid, **row, "properties": told})
 
 
 def _message(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -183,7 +183,7 @@ class Pool:
 
         def take(row: dict[str, Any]) -> None:
             if "test" in row:
-                keep(row["test"], Result(row["outcome"], row["message"], row["seconds"]))
+                keep(row.pop("test"), Result(**row))
 
         while left:
             before = len(left)

@@ -10,8 +10,9 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from graft.errors import GraftError
 
@@ -29,11 +30,15 @@ _MISSING_NAME = re.compile(r"\b(ImportError|ModuleNotFoundError|AttributeError)\
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one test; `message` is its exception, or the reason of a skip."""
+    """What came of one test; `message` is its exception, or the reason of a skip.
+
+    `properties` are what it recorded of itself (pytest's ``record_property``).
+    """
 
     outcome: str
     message: str = ""
     seconds: float = 0.0
+    properties: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_assertion(self) -> bool:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,8 +42,8 @@ class State:
 
     def add(self, test: str, result: Result, again: bool = False) -> None:
         """Keep a test's result."""
-        row = {"outcome": result.outcome, "message": result.message, "seconds": result.seconds}
-        self._add({"test": test, **row, **({"again": True} if again else {})})
+        row = {"test": test, **asdict(result)}
+        self._add(row | {"again": True} if again else row)
 
     def _add(self, row: dict[str, Any]) -> None:
         with self._lock:
@@ -56,7 +56,7 @@ class State:
         if "tests" in row:
             self.collected[row["file"], row["keyword"]] = tuple(row["tests"])
         else:
-            result = Result(row["outcome"], row["message"], row["seconds"])
+            result = Result(row["outcome"], row["message"], row["seconds"], row["properties"])
             (self.again if row.get("again") else self.results)[row["test"]] = result
 
 

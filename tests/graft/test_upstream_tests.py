@@ -16,10 +16,10 @@ import standin
 from rich.console import Console
 from standin import Project
 
-from graft import bases, testrun, teststate, upstream_files, upstream_tests
+from graft import bases, comparison, testrun, teststate, upstream_files, upstream_tests
+from graft.comparison import Comparison, Row
 from graft.errors import GraftError, UsageError
 from graft.testrun import Result
-from graft.upstream_tests import Row
 
 COMPARED = """\
 import expecttest, unittest
@@ -75,13 +75,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def compare(project: Project, *files: str, **options: object) -> upstream_tests.Comparison:
+def compare(project: Project, *files: str, **options: object) -> Comparison:
     built = project.build()
     kept = {"root": project.root, **options}
     return upstream_tests.compare(built, project.stack, files, **kept)  # type: ignore[arg-type]
 
 
-def outcomes(comparison: upstream_tests.Comparison) -> list[tuple[str, str, str]]:
+def outcomes(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [(row.test.rpartition("::")[2], *row.outcomes) for row in comparison.rows]
 
 
@@ -253,7 +253,7 @@ def test_caches_are_not_shared(project: Project, tmp_path: Path) -> None:
 # --- many processes ------------------------------------------------------------------------------
 
 
-def mine(project: Project, folder: Path, text: str, **options: object) -> upstream_tests.Comparison:
+def mine(project: Project, folder: Path, text: str, **options: object) -> Comparison:
     (folder / "test_mine.py").write_text(text)
     return compare(project, paths=[folder / "test_mine.py"], **options)
 
@@ -479,7 +479,7 @@ def test_a_meant_difference_is_explained_and_a_stale_one_reported(
     assert outcomes(found)[-3][0] == "test_breaks"  # after what nothing explains
     assert [each.test.rpartition("::")[2] for each in found.stale] == ["test_same"]
     console = Console(record=True, width=200)
-    upstream_tests.show(found, console)
+    comparison.show(found, console)
     shown = console.export_text()
     assert "meant: it splits the other way" in shown
     assert "does not differ in that way" in shown
@@ -515,7 +515,7 @@ def test_the_repository_s_own_differences_can_be_read() -> None:
 
 def test_the_result_as_data(project: Project, tmp_path: Path) -> None:
     found = compare(project, source=project.checkout)
-    upstream_tests.write(found, tmp_path / "out.json")
+    comparison.write(found, tmp_path / "out.json")
     data = json.loads((tmp_path / "out.json").read_text())
     assert data["gpu"] == "a GPU"
     assert data["stack"] == project.stack.hash
