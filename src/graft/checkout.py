@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import threading
@@ -89,6 +90,11 @@ class Checkout:
     common: Path
     shallow: bool
 
+    @property
+    def shown(self) -> str:
+        """Its path, for a command to type."""
+        return shlex.quote(str(self.path))
+
     def git(
         self,
         *args: str,
@@ -136,7 +142,7 @@ class Checkout:
             raise GraftError(
                 f"git does not know whose commits to make in {self.path}: name and address are "
                 "not set",
-                f"git -C {self.path} config user.name NAME, and user.email ADDRESS (the one that "
+                f"git -C {self.shown} config user.name NAME, and user.email ADDRESS (the one that "
                 "signed upstream's CLA)",
             ) from unknown
         found = re.fullmatch(r"(.*) <(.*)> \d+ [-+]\d+", said.strip())
@@ -169,7 +175,7 @@ def find(path: Path) -> Checkout:
             ) from refused
         raise GraftError(
             f"git refuses to look at {path}: {refused.words.strip()}",
-            f"git -C {path} status, and what it says",
+            f"git -C {shlex.quote(str(path))} status, and what it says",
         ) from refused
     common, shallow = said.splitlines()
     return Checkout(path, Path(common), shallow == "true")
@@ -183,7 +189,7 @@ def check_pin(checkout: Checkout, pin: Pin) -> None:
     depth = "--depth 1 " if checkout.shallow else ""  # would cut off the history of a whole clone
     raise GraftError(
         f"{checkout.path} does not have the commit of {pin.name}, {pin.commit[:12]}",
-        f"git -C {checkout.path} fetch {depth}{named or f'https://github.com/{UPSTREAM}'} "
+        f"git -C {checkout.shown} fetch {depth}{named or f'https://github.com/{UPSTREAM}'} "
         f"{pin.commit}, then the same command",
     )
 
@@ -310,7 +316,7 @@ def set_branch(checkout: Checkout, branch: str, commit: str, *, force: bool) -> 
     if now != commit and (there := _checked_out(checkout).get(f"refs/heads/{branch}")):
         raise GraftError(
             f"branch {branch} is checked out in {there}, and would move under its files",
-            f"git -C {there} switch --detach, or the same command with --branch OTHER",
+            f"git -C {shlex.quote(there)} switch --detach, or the same command with --branch OTHER",
         )
     lines = [
         f"update refs/heads/{branch} {commit} {now or NULL_BLOB}",
@@ -355,7 +361,7 @@ def remote(checkout: Checkout, name: str) -> Remote:
         names = checkout.as_user("remote").split()
         raise UsageError(
             f"{checkout.path} has no remote {name}; it has: {', '.join(names) or 'none'}",
-            f"git -C {checkout.path} remote add {name} URL",
+            f"git -C {checkout.shown} remote add {name} URL",
         ) from missing
     # The first is where a push goes; the second is the name that an `insteadOf` was given for.
     found = next((match for url in urls if (match := _URL.fullmatch(url))), None)
@@ -395,14 +401,20 @@ def default_branch(checkout: Checkout, name: str, *, fetch: bool) -> str:
     except GitFailed as refused:
         raise GraftError(
             f"cannot fetch from {name}: {last_words(refused.words)}",
-            f"git -C {checkout.path} fetch {name}, until it works; or --no-fetch, for what is here",
+            f"git -C {checkout.shown} fetch {name}, until it works; or --no-fetch",
         ) from refused
     return branch
 
 
+_PLAIN = re.compile(r"^! \[(?:remote )?rejected\] +\S+ -> (.*)")
+
+
 def last_words(said: str) -> str:
-    """What matters of what git printed: the lines that say what went wrong, in one."""
+    """Why git failed, in one line: what the remote said; else which refs it refused; else git."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    marks = ("fatal:", "error:", "remote:", "! ")
-    telling = [line for line in lines if line.startswith(marks)] or lines[-1:]
-    return "; ".join(dict.fromkeys(telling)) or "no reason given"
+    remote = [line for line in lines if line.startswith("remote: ") and "hook declined" not in line]
+    refs = [f"{found[1]}" for line in lines if (found := _PLAIN.match(line))]
+    own = [line for line in lines if line.startswith(("fatal:", "error:"))]
+    telling = [line.removeprefix("remote: ") for line in remote] or refs or own or lines[-1:]
+    shown = "; ".join(list(dict.fromkeys(telling))[:3]) or "no reason given"
+    return re.sub(r"://[^/@\s]+@", "://", shown)  # a URL may hold a password

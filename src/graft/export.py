@@ -73,19 +73,28 @@ class Export:
         """Those that did not apply."""
         return tuple(each for each in self.outcomes if each.state in (CONFLICT, NOT_TRIED))
 
-    def check(self) -> None:
-        """Raise GraftError unless every patch is a commit now, or is there already."""
-        pin, path = self.stack.pin, self.checkout.path
+    def check(self, next: str | None = None) -> None:
+        """Raise GraftError unless every patch is a commit now, or is there already.
+
+        `next` is what to do about conflicts with `onto`, in place of resolving them by hand.
+        """
+        pin, where = self.stack.pin, self.checkout.shown
+        refused = "; ".join(
+            f"{each.patch.name} ({', '.join(each.places)})"
+            for each in self.conflicts
+            if each.state == CONFLICT
+        )
         if self.conflicts and self.onto:
             raise GraftError(
                 f"{len(self.conflicts)} of {len(self.outcomes)} patches do not apply to "
-                f"{self.onto.name}, which is not {pin.name}",
-                f"graft export {path}, then git -C {path} rebase --onto {self.onto.name} "
+                f"{self.onto.name}: {refused}",
+                next
+                or f"graft export {where}, then git -C {where} rebase --onto {self.onto.name} "
                 f"{pin.commit[:12]} {branch_name(self.stack)}, and resolve them there",
             )
         if self.conflicts:
             raise GraftError(
-                f"{self.conflicts[0].patch.name} does not apply to {pin.name}",
+                f"the series does not apply to {pin.name}: {refused}",
                 "graft edit, mend the commit, then graft refresh",
             )
         if not self.commits:
@@ -133,7 +142,7 @@ def find_target(checkout: Checkout, onto: str) -> Target:
     if commit is None:
         raise UsageError(
             f"{checkout.path} has no commit {onto}",
-            f"git -C {checkout.path} fetch, or another --onto",
+            f"git -C {checkout.shown} fetch, or another --onto",
         )
     said = checkout.git("show", f"{commit}:version.txt", check=False).strip()
     release = release_numbers(said) if re.match(r"\d+\.\d+", said) else None

@@ -12,7 +12,8 @@ import click
 from graft import export, pins, stack
 from graft.errors import UsageError
 from graft.export import Export
-from graft.pins import DEFAULT_PIN
+from graft.pins import DEFAULT_PIN, ROOT
+from graft.stack import Stack
 from graft.submit import Plan
 
 
@@ -20,7 +21,7 @@ def run_export(
     path: Path, pin: str | None, branch: str | None, onto: str | None, force: bool
 ) -> None:
     """Put the series on a branch, and say what became of each patch."""
-    series = stack.load(pins.load(pin or DEFAULT_PIN))
+    series = _series(pin)
     made, name, moved = export.export(path, series, branch=branch, onto=onto, force=force)
     show(made)
     made.check()
@@ -28,6 +29,10 @@ def run_export(
     count = f"{len(made.commits)} commits on {base}"
     click.echo(f"branch {name}: {count}" if moved else f"branch {name} is there: {count}")
     click.echo(f"git -C {shlex.quote(str(path))} log {base}..{name}")
+
+
+def _series(pin: str | None) -> Stack:
+    return stack.load(pins.load(pin or DEFAULT_PIN, ROOT), ROOT)
 
 
 def show(made: Export) -> None:
@@ -55,7 +60,7 @@ def run_submit(
     if fork and (given := [name for name, value in options.items() if value and name != "force"]):
         shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(f"{shown} is for pull requests, and --fork makes none", "one of the two")
-    plan = submit.plan(path, stack.load(pins.load(pin or DEFAULT_PIN)), remote=remote, fetch=fetch)
+    plan = submit.plan(path, _series(pin), remote=remote, fetch=fetch, root=ROOT)
     if fork:
         _run_fork(plan, fork, send, options["force"])
     elif send:
@@ -85,7 +90,17 @@ def _send(plan: Plan, options: dict[str, Any]) -> None:
     width = max((len(each.what) for each in done.sent), default=0)
     for each in done.sent:
         click.echo(f"{each.what:{width}}  {each.url}  {each.patch.subject}")
-    _say_recorded(plan, [f"{url} is of no patch any more: close it" for url in done.orphans])
+    orphans = [f"{url} is of no patch any more: close it" for url in done.orphans]
+    _say_recorded(plan, orphans + [_of_leftover(plan, each) for each in done.leftovers])
+
+
+def _of_leftover(plan: Plan, branches: str) -> str:
+    where, name = plan.remote.host, plan.remote.name
+    return (
+        f"{branches} is of an interrupted submission; where "
+        f"https://{where}/{plan.repository}/pulls?q=head:{branches}/head shows nothing: "
+        f"git -C {plan.checkout.shown} push {name} --delete {branches}/base {branches}/head"
+    )
 
 
 def _run_fork(plan: Plan, name: str, send: bool, force: bool) -> None:
@@ -106,8 +121,14 @@ def _run_fork(plan: Plan, name: str, send: bool, force: bool) -> None:
         if at:
             click.echo(f"   it alone {each.alone}")
     if send:
-        here = shlex.quote(str(plan.checkout.path))
-        _say_recorded(plan, [f"git -C {here} push {name} --delete {each}" for each in orphans])
+        here = plan.checkout.shown
+        _say_recorded(
+            plan,
+            [
+                f"of no patch any more: git -C {here} push {name} --delete {each}"
+                for each in orphans
+            ],
+        )
     else:
         click.echo(f"\nnothing was pushed; the same command with --send pushes to {name}")
 

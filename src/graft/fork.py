@@ -40,7 +40,7 @@ def find(plan: Plan, name: str) -> Remote:
         raise UsageError(
             f"remote {name} is {fork.repository or 'no repository on GitHub'}; expected a fork of "
             f"{plan.repository}",
-            f"git -C {plan.checkout.path} remote add NAME URL, then --fork NAME",
+            f"git -C {plan.checkout.shown} remote add NAME URL, then --fork NAME",
         )
     return fork
 
@@ -86,7 +86,7 @@ def send(plan: Plan, fork: Remote, *, force: bool = False) -> tuple[list[Pushed]
             if now is not None and now not in ours and not force:
                 raise GraftError(
                     f"{fork.name} has a branch {each.branch} that graft submit did not push",
-                    f"git -C {plan.checkout.path} push {fork.name} --delete {each.branch}; or the "
+                    f"git -C {plan.checkout.shown} push {fork.name} --delete {each.branch}; or the "
                     "same command with --force",
                 )
             known[each.patch.name] = Branch(each.branch, now or commit, commit)
@@ -129,7 +129,7 @@ def _there(plan: Plan, fork: Remote) -> dict[str, str]:
     except GitFailed as refused:
         raise GraftError(
             f"cannot reach {fork.name}: {last_words(refused.words)}",
-            f"git -C {plan.checkout.path} ls-remote {fork.name}, until it works",
+            f"git -C {plan.checkout.shown} ls-remote {fork.name}, until it works",
         ) from refused
     pairs = (line.split("\t") for line in listed.splitlines() if "\t" in line)
     return {ref.removeprefix("refs/heads/"): commit for commit, ref in pairs}

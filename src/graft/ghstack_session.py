@@ -71,10 +71,15 @@ class Sent:
 
 @dataclass(frozen=True)
 class Session:
-    """What a submission did: each patch in order, and pull requests that no patch stands for."""
+    """What a submission did: each patch in order.
+
+    `orphans` are the pages of pull requests whose patch is gone. `leftovers` are branches
+    (``gh/me/3``) that an interrupted submission pushed and made no pull request of.
+    """
 
     sent: tuple[Sent, ...]
     orphans: tuple[str, ...]
+    leftovers: tuple[str, ...]
 
 
 def connect() -> Connection:
@@ -115,22 +120,23 @@ def send(plan: Plan, connection: Connection, options: Options | None = None) -> 
     with journal.alone(plan.root):
         before = set(plan.pulls())
         said = io.StringIO()
+        sender = _Sender(plan, connection, options or Options(), said)
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                return asyncio.run(_Sender(plan, connection, options or Options()).run())
+                return asyncio.run(sender.run())
         except GitFailed as failed:
-            raise _stopped(plan, failed, failed.words, before) from failed
+            raise _stopped(plan, failed, before) from failed
         except GraftError:
             raise
         except Exception as failed:  # ghstack has no exception of its own, and aiohttp has many
-            raise _stopped(plan, failed, said.getvalue(), before) from failed
+            raise _stopped(plan, failed, before) from failed
 
 
-def _stopped(plan: Plan, failed: Exception, words: str, before: set[str]) -> GraftError:
+def _stopped(plan: Plan, failed: Exception, before: set[str]) -> GraftError:
     reason = str(failed).strip().partition("\n")[0] or type(failed).__name__
-    if reason.startswith("git "):
+    if isinstance(failed, GitFailed):
         refused = "refused the push" if reason.startswith("git push") else "cannot be read"
-        reason = f"{plan.remote.name} {refused}: {last_words(words)}"
+        reason = f"{plan.remote.name} {refused}: {last_words(failed.words)}"
     made = [f"#{pull.number}" for name, pull in plan.pulls().items() if name not in before]
     done = f"; {', '.join(made)} had been made, and is recorded" if made else ""
     return GraftError(
@@ -149,16 +155,19 @@ class _Known:
 
 
 class _Sender:
-    def __init__(self, plan: Plan, connection: Connection, options: Options) -> None:
+    def __init__(
+        self, plan: Plan, connection: Connection, options: Options, said: io.StringIO
+    ) -> None:
         self.plan, self.connection, self.options = plan, connection, options
-        self.github = connection.github
+        self.github, self.said = connection.github, said
 
     async def run(self) -> Session:
         try:
             known, orphans = await self._settle()
             pulls = {name: each.pull for name, each in known.items()}
             with submit.prepare(self.plan, pulls) as made:
-                return Session(tuple(await self._send(made, known)), tuple(orphans))
+                sent = await self._send(made, known)
+                return Session(tuple(sent), tuple(orphans), self._leftovers())
         finally:
             if isinstance(self.github, ghstack.github_real.RealGitHubEndpoint):
                 await self.github.aclose()
@@ -274,6 +283,14 @@ class _Sender:
     def _tree(self, commit: str) -> str:
         return self.plan.checkout.git("rev-parse", f"{commit}^{{tree}}").strip()
 
+    def _leftovers(self) -> tuple[str, ...]:
+        """A pull request's last branch is ``orig``: a head without one has none."""
+        mine = f"refs/remotes/{self.plan.remote.name}/gh/{self.connection.username}/"
+        listed = self.plan.checkout.git("for-each-ref", "--format=%(refname)", mine).split()
+        heads = {ref.removesuffix("/head") for ref in listed if ref.endswith("/head")}
+        whole = {ref.removesuffix("/orig") for ref in listed if ref.endswith("/orig")}
+        return tuple(f"gh/{ref.partition('/gh/')[2]}" for ref in sorted(heads - whole))
+
     def _record(self, pulls: Mapping[str, Pull]) -> None:
         sent = self.plan.sent()
         if pulls or self.plan.repository in sent.pulls:
@@ -286,7 +303,7 @@ class _Sender:
             username=self.connection.username,
             github=github,
             update_fields=self.options.update_fields,
-            sh=ghstack.shell.Shell(cwd=str(made.folder)),
+            sh=_Shell(str(made.folder), self.said),
             repo_owner_opt=owner,
             repo_name_opt=name,
             force=self.options.force,
@@ -297,6 +314,28 @@ class _Sender:
             reviewer=self.options.reviewer or self.connection.reviewer,
             label=self.options.label or self.connection.label,
         )
+
+
+class _Shell(ghstack.shell.Shell):
+    """ghstack's shell. Where the remote refuses, it says why: `said` is what commands print to.
+
+    A push is all or nothing: half of one would leave branches that nothing knows of.
+    """
+
+    def __init__(self, cwd: str, said: io.StringIO) -> None:
+        super().__init__(cwd=cwd)
+        self.said = said
+
+    async def agit(self, *args: str, **options: Any) -> Any:
+        if args[0] not in ("push", "fetch"):
+            return await super().agit(*args, **options)
+        before = self.said.tell()
+        if args[0] == "push":
+            args = ("push", "--atomic", *args[1:])
+        try:
+            return await super().agit(*args, **options)
+        except RuntimeError as refused:
+            raise GitFailed(f"git {args[0]}", self.said.getvalue()[before:]) from refused
 
 
 class _Recorder(ghstack.github.GitHubEndpoint):

@@ -106,7 +106,7 @@ def plan(
     if where.repository is None:
         raise UsageError(
             f"the URL of remote {where.name} is not one of a repository on GitHub",
-            f"the command with --remote NAME; git -C {checkout.path} remote -v has the names",
+            f"the command with --remote NAME; git -C {checkout.shown} remote -v has the names",
         )
     base = checkouts.default_branch(checkout, where.name, fetch=fetch)
     return Plan(checkout, stack, where, where.repository, base, root)
@@ -128,7 +128,10 @@ def prepare(plan: Plan, pulls: Mapping[str, Pull] | None = None) -> Iterator[Exp
         if (pull := known.get(patch.name))
     }
     with export.opened(plan.checkout, plan.stack, plan.onto, messages) as made:
-        made.check()
+        made.check(
+            f"write 'in RELEASE' behind what upstream has in patches/{plan.stack.pin.name}/series; "
+            "for the others graft pin add RELEASE, mend them there, and graft submit --pin RELEASE"
+        )
         base = f"refs/remotes/{plan.remote.name}/{plan.base}"
         check_exact(made, made_beyond(made, base), base)
         yield made
@@ -136,8 +139,8 @@ def prepare(plan: Plan, pulls: Mapping[str, Pull] | None = None) -> Iterator[Exp
 
 def made_beyond(made: Export, base: str) -> list[str]:
     """The commits of the export that `base` does not have, oldest first."""
-    range_ = ("rev-list", "--reverse", "--topo-order", "HEAD", f"^{base}")
-    return made.checkout.git(*range_, cwd=made.folder).split()
+    asked = ("rev-list", "--reverse", "--topo-order", "HEAD", f"^{base}")
+    return made.checkout.git(*asked, cwd=made.folder).split()
 
 
 def check_exact(made: Export, would_send: list[str], base: str) -> None:
