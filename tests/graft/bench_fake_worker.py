@@ -3,7 +3,8 @@
 A case's name says what happens: `crash`, `hang`, `wrong`, `oom`, `oom_beside` (unless it prepares
 alone), `fatal`, `crash_timing`, and `slow...` (30 ms to prepare); anything else has a time.
 FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
-first case and never start again, FAKE_GPU_NAME the GPUs' name, FAKE_SLOW makes every case slow.
+first case and never start again, FAKE_GPU_NAME the GPUs' name, FAKE_PEER why Liger is absent;
+FAKE_SLOW makes every case slow.
 
 `python bench_fake_worker.py COUNT ARGS...` is `graft bench ARGS...` on COUNT such GPUs.
 """
@@ -42,7 +43,7 @@ class Fake:
         with self.log.open("a") as log:
             log.write(f"{GPU} {os.getpid()} {verb} {message.get('case', '')}\n")
         if verb == "hello":
-            seen = {"cores": sorted(os.sched_getaffinity(0)), "env": dict(os.environ)}
+            seen = {"cores": sorted(os.sched_getaffinity(0)), "env": sorted(os.environ)}
             self.log.with_name(f"seen-{GPU}-{os.getpid()}.json").write_text(json.dumps(seen))
         return getattr(self, verb)(**message)
 
@@ -53,7 +54,7 @@ class Fake:
         if "unknown" in knobs:
             raise Failure("knob", "torch._inductor.config has no unknown")
         if impl == "liger":
-            return {"absent": "liger-kernel is not installed"}
+            return {"absent": os.environ.get("FAKE_PEER", "liger-kernel is not installed")}
         self.us = float(knobs.get("us", 100.0))
         name = os.environ.get("FAKE_GPU_NAME", "Fake")
         return {"gpu": name, "sms": 132, "driver": "1.0", "torch": "2.11.0", "triton": "3.6.0"}

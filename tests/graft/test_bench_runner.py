@@ -404,6 +404,64 @@ def test_torchrun_spreads_the_points_over_its_gpus(bench):
         assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} & set(worker["env"])
 
 
+def said(process):
+    """What a command printed, its exit code first."""
+    text = process.communicate(timeout=60)[0]
+    return f"exit code {process.returncode}\n{text}"
+
+
+def test_a_gpu_that_fails_is_named_and_its_points_go_to_the_others(bench):
+    bench.env["FAKE_GPU_BROKEN"], bench.env["FAKE_GPU_DIES"] = "1", "2"
+    text = said(command(bench, "sum_both", "--shapes", "norms14", "--dtype", "bf16"))
+    assert text.startswith("exit code 0\n")
+    assert "GPU 1: stock: worker ended (exit code 1): no such device; left out" in text
+    assert "GPU 2: " in text
+    done = results.load(bench.out)
+    assert done["complete"]
+    assert len(done["rows"]) == 14
+    assert {row["gpu"] for row in done["rows"]} <= {"0", "3"}
+    assert all("us" in time for row in done["rows"] for time in row["times"].values())
+    assert ["error" in gpu for gpu in done["gpus"]] == [False, True, True, False]
+
+
+def test_without_any_gpu_that_works_it_says_so(bench):
+    bench.env["FAKE_GPU_BROKEN"] = "0"
+    text = said(command(bench, "sum_both", gpus=1))
+    assert text.startswith("exit code 1\n")
+    assert "error: no GPU is left, and 3 of 3 points are not measured (GPU 0: stock:" in text
+    assert not bench.out.exists()
+
+
+def test_a_peer_of_a_wrong_version_is_named_and_left_out(bench):
+    bench.env["FAKE_PEER"] = "liger-kernel 0.1.0 is installed, 0.8.5 expected"
+    text = said(command(bench, "sum_both", "--dtype", "bf16", "--against", "stock,patched,liger"))
+    assert text.startswith("exit code 0\n")
+    assert "liger: left out, liger-kernel 0.1.0 is installed, 0.8.5 expected" in text
+    done = results.load(bench.out)
+    assert done["contenders"]["liger"]["absent"] == bench.env["FAKE_PEER"]
+    assert "us" in done["rows"][0]["times"]["patched"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text.replace("v2.11.0", "v2.12.0"), "of another run: pin is 'v2.12.0' there"),
+        (lambda text: text[: len(text) // 2], "cut off or damaged"),
+    ],
+    ids=["another pin", "cut off"],
+)
+def test_a_file_of_another_pin_or_cut_off_is_not_touched(bench, damage, words):
+    bench.run(["a", "b"])
+    text = damage(bench.out.read_text())
+    bench.out.write_text(text)
+    shown = said(command(bench, "sum_both", "--dtype", "bf16"))
+    assert shown.startswith("exit code 1\n")
+    assert words in shown
+    assert "--again" in shown[shown.index("next: ") :]
+    assert bench.out.read_text() == text
+    assert not results.part_of(bench.out).exists()
+
+
 # --- the protocol --------------------------------------------------------------------------------
 
 

@@ -118,6 +118,44 @@ def test_what_a_case_raises_has_its_kind(bench, raised, kind, fatal):
     assert "more" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "words", ["CUDA out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"]
+)
+def test_memory_that_is_short_is_named_whoever_says_so(bench, words):
+    def fn(x):
+        raise RuntimeError(words)
+
+    with pytest.raises(worker.CaseError) as error:
+        prepare(bench(fn))
+    assert (error.value.kind, error.value.fatal) == ("oom", False)
+
+
+def test_a_broken_context_is_not_asked_for_its_memory(bench, monkeypatch):
+    def fn(x):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    made = bench(fn)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fn(None))
+    with pytest.raises(worker.CaseError) as error:
+        prepare(made)
+    assert error.value.fatal
+
+
+def test_work_that_is_not_captured_gives_its_memory_back_after_a_turn(bench, monkeypatch):
+    launches = []
+    made = bench(lambda x: launches.append(1) or x * 2)
+    given = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(len(launches)))
+    for captured, lead in ((True, 1), (False, 2)):
+        prepare(made)
+        made.replay.captured = captured
+        launches.clear()
+        given.clear()
+        assert len(made({"do": "measure", "samples": 3})["us"]) == 3
+        assert len(launches) == 3 + lead
+        assert given == ([] if captured else [3 + lead])
+
+
 def test_a_backward_is_prepared_from_its_forward(bench):
     def inputs(shape, dtype, device):
         return torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)

@@ -79,7 +79,7 @@ def load(path: Path) -> Result:
     except ValueError as error:
         raise GraftError(
             f"{path}: cut off or damaged ({error}); a result file is one JSON object",
-            next=f"graft bench CASES --out {path}, which goes on where its .part file ends",
+            next=f"another copy of it, or graft bench CASES --out {path} --again",
         ) from None
     validate(data, str(path))
     return dict(data)
@@ -134,7 +134,10 @@ def validate(data: Any, where: str) -> None:
     if not isinstance(data, dict):
         raise GraftError(f"{where}: expected a JSON object, found {type(data).__name__}")
     if data.get("schema") != SCHEMA:
-        raise GraftError(f"{where}: schema {data.get('schema')!r}, expected {SCHEMA}")
+        raise GraftError(
+            f"{where}: schema {data.get('schema')!r}, expected {SCHEMA}",
+            next="graft bench CASES --out FILE --again",
+        )
     _fields(data, _FIELDS, where)
     for i, row in enumerate(data["rows"]):
         _fields(row, _ROW_FIELDS, f"{where}: row {i}")

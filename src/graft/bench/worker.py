@@ -145,12 +145,12 @@ class Worker:
                 if self.impl == "compile":
                     stack.enter_context(inductor_config.patch(self.knobs))
                     stack.enter_context(_functorch_config(donated_buffer=False))
-                return self._prepare(case, tuple(shape), dtype, corpus, seed)
-        except Exception as error:
-            failure = _failure(error)
-        finally:
+                facts = self._prepare(case, tuple(shape), dtype, corpus, seed)
             # What eager and the float64 reference needed: the next contender needs it too.
             torch.cuda.empty_cache()
+            return facts
+        except Exception as error:
+            failure = _failure(error)
         # Outside the handler: its traceback holds the case's tensors until here.
         if not failure.fatal:
             self.release()
@@ -164,12 +164,12 @@ class Worker:
             times = self._clock.time_us(self.replay.launch, samples + lead)[lead:]
             # In a turn, when no other contender is on the GPU: kernels that share it take longer.
             profiled = _profile(self._step) if self._step else {}
+            if not self.replay.captured:
+                torch.cuda.empty_cache()  # a model's activations are the next contender's memory
         except RuntimeError as error:
             kind = "oom" if _is_short(error) else "crash"
             raise CaseError(kind, _first_words(error), fatal=True) from error
         self._step = None
-        if not self.replay.captured:
-            torch.cuda.empty_cache()  # a model's activations are the next contender's memory
         return {"us": [round(us, 3) for us in times], "facts": profiled}
 
     def release(self) -> Message:
