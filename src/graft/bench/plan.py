@@ -95,7 +95,7 @@ def select(names: Sequence[str], every: Mapping[str, Any], files: Mapping[str, s
             or [n for n in every if fnmatch.fnmatchcase(n, name)]
         )
         if not hits:
-            hint = nearest(name, [*every, *files.values()])
+            hint = nearest(name, {*every, *files.values()})
             raise UsageError(f"unknown case {name!r}{hint}", next="graft bench --list")
         out.update({hit: every[hit] for hit in hits})
     return list(out.values())
