@@ -349,6 +349,9 @@ def test_files_of_other_pins_or_gpus_do_not_compare(tmp_path):
         compare.compare(a, b)
     assert compare.compare(a, b, across_pins=True).changes
     gpus = copy.deepcopy(result()["gpus"])
+    gpus.append({"index": "1", "error": "no such device"})  # took no part
+    d = compare.parse_side(str(saved(tmp_path / "d.json", *rows, gpus=gpus)), "patched")
+    assert compare.compare(a, d).changes
     gpus[0]["name"] = "NVIDIA A100"
     c = compare.parse_side(str(saved(tmp_path / "c.json", *rows, gpus=gpus)), "patched")
     with pytest.raises(GraftError, match="of GPU NVIDIA A100"):

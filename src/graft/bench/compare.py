@@ -212,7 +212,7 @@ def _change(
 
 
 def _gpus(side: Side) -> str:
-    return ", ".join(sorted({gpu.get("name", "?") for gpu in side.result["gpus"]}))
+    return ", ".join(sorted({gpu["name"] for gpu in side.result["gpus"] if "name" in gpu}))
 
 
 def _shape(change: Change) -> str:
