@@ -79,11 +79,12 @@ class Export:
         `next` is what to do about conflicts with `onto`, in place of resolving them by hand.
         """
         pin, where = self.stack.pin, self.checkout.shown
+        real = [each for each in self.conflicts if each.state == CONFLICT]
         refused = "; ".join(
-            f"{each.patch.name} ({', '.join(each.places)})"
-            for each in self.conflicts
-            if each.state == CONFLICT
+            f"{each.patch.name} ({', '.join(each.places[:2])})" for each in real[:2]
         )
+        if len(real) > 2:
+            refused += f"; and {len(real) - 2} more"
         if self.conflicts and self.onto:
             raise GraftError(
                 f"{len(self.conflicts)} of {len(self.outcomes)} patches do not apply to "

@@ -66,8 +66,7 @@ def run_submit(
     elif send:
         _send(plan, options)
     else:
-        with submit.prepare(plan, plan.pulls()) as made:
-            show(made)
+        with submit.prepare(plan, plan.pulls(), show) as made:
             _show_pull_requests(plan, made)
         click.echo("\nnothing was sent; the same command with --send sends it")
 
@@ -111,8 +110,7 @@ def _run_fork(plan: Plan, name: str, send: bool, force: bool) -> None:
     if send:
         pushed, orphans = forks.send(plan, fork, force=force)
     else:
-        with submit.prepare(plan) as made:
-            show(made)
+        with submit.prepare(plan, show=show) as made:
             pushed, orphans = forks.pushes(plan, fork, made), []
     for at, each in enumerate(pushed):
         what = f"{each.what}, " if each.what else ""

@@ -7,7 +7,7 @@ requests, `graft.fork` as branches, and a dry run not at all.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,11 +113,15 @@ def plan(
 
 
 @contextlib.contextmanager
-def prepare(plan: Plan, pulls: Mapping[str, Pull] | None = None) -> Iterator[Export]:
+def prepare(
+    plan: Plan,
+    pulls: Mapping[str, Pull] | None = None,
+    show: Callable[[Export], None] = lambda made: None,
+) -> Iterator[Export]:
     """The stack as the commits that will be sent, under messages that name `pulls`.
 
-    Raises GraftError unless every patch applies, and the commits that are there beyond the
-    repository's branch are the stack and nothing else.
+    `show` is told what became of each patch. Raises GraftError unless every patch applies, and the
+    commits that are there beyond the repository's branch are the stack and nothing else.
     """
     known = pulls or {}
     messages = {
@@ -128,6 +132,7 @@ def prepare(plan: Plan, pulls: Mapping[str, Pull] | None = None) -> Iterator[Exp
         if (pull := known.get(patch.name))
     }
     with export.opened(plan.checkout, plan.stack, plan.onto, messages) as made:
+        show(made)
         made.check(
             f"write 'in RELEASE' behind what upstream has in patches/{plan.stack.pin.name}/series; "
             "for the others graft pin add RELEASE, mend them there, and graft submit --pin RELEASE"

@@ -13,7 +13,7 @@ from pathlib import Path
 import hosted
 import pytest
 import standin
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hosted import CAP, SPLIT, TILES, Hosted, amended, make_hosted
 from tinytorch import CONFIG, SCHEDULER, snapshot
 
@@ -539,33 +539,33 @@ def test_which_patch_is_which() -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def command(there: Hosted, monkeypatch: pytest.MonkeyPatch, *args: str) -> str:
-    """What the command prints. Raises what it raises."""
+def command(there: Hosted, monkeypatch: pytest.MonkeyPatch, *args: str) -> Result:
+    """What the command prints and raises."""
     monkeypatch.setattr(export_command, "ROOT", there.root)
     monkeypatch.setattr(ghstack_session, "connect", lambda: there.connection)
     monkeypatch.chdir(there.checkout.parent)
-    done = CliRunner().invoke(graft, list(args), catch_exceptions=False, standalone_mode=False)
-    return done.output
+    return CliRunner().invoke(graft, list(args), standalone_mode=False)
 
 
 def test_a_dry_run_sends_nothing(there: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = command(there, monkeypatch, "submit", "pytorch")
+    said = command(there, monkeypatch, "submit", "pytorch").output
     assert "1. a new pull request\n   [inductor] Cap the reads of a kernel\n" in said
     assert "   Test plan: python test/inductor/test_reads.py\n" in said
     assert said.endswith("nothing was sent; the same command with --send sends it\n")
-    assert "branch cap-the-reads-of-a-kernel" in command(
-        there, monkeypatch, "submit", "pytorch", "--fork", "me"
-    )
+    said = command(there, monkeypatch, "submit", "pytorch", "--fork", "me").output
+    assert "branch cap-the-reads-of-a-kernel" in said
+    assert said.endswith("nothing was pushed; the same command with --send pushes to me\n")
     assert there.pulls() == {}
     assert there.git("for-each-ref", "--format=%(refname)").split() == ["refs/heads/main"]
     assert git("for-each-ref", cwd=there.fork) == ""
     assert not submitted.file(there.pin, there.root).exists()
     there.send()
-    said = command(there, monkeypatch, "submit", "pytorch")
+    said = command(there, monkeypatch, "submit", "pytorch").output
     assert "\n2. https://github.com/pytorch/pytorch/pull/501\n" in said
-    options = ("--draft", "--label", "x")
-    with pytest.raises(UsageError, match="--draft, --label is for pull requests"):
-        command(there, monkeypatch, "submit", "pytorch", "--fork", "me", *options)
+    options = ("--fork", "me", "--draft", "--label", "x")
+    refused = command(there, monkeypatch, "submit", "pytorch", *options).exception
+    assert isinstance(refused, UsageError)
+    assert "--draft, --label is for pull requests" in refused.message
 
 
 def transcript(there: Hosted, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -574,10 +574,11 @@ def transcript(there: Hosted, monkeypatch: pytest.MonkeyPatch) -> str:
 
     def does(line: str) -> None:
         said.append(f"$ {line}")
-        try:
-            said.append(command(there, monkeypatch, *shlex.split(line)[1:]).rstrip("\n"))
-        except GraftError as refused:
-            said.append(refused.report())
+        done = command(there, monkeypatch, *shlex.split(line)[1:])
+        said.extend([done.output.rstrip("\n")] if done.output else [])
+        if done.exception:
+            assert isinstance(done.exception, GraftError)
+            said.append(done.exception.report())
         said.append("")
 
     does("graft export pytorch")
