@@ -388,13 +388,79 @@ def upstream_tests(
         )
     comparison.show(found, console)
     if file:
-        comparison.write(found, file)
+        comparison.write(found.as_json(), file)
     if found.broken:
         raise GraftError(f"{len(found.broken)} tests pass on stock and fail on patched")
     if found.pending:
         raise GraftError(f"{found.pending} tests were not reached", "the same command goes on")
     if not found.rows:
         raise GraftError("no test was found", "graft upstream-tests, without -k")
+
+
+@graft.command()
+@prefix_option
+@click.option("--device", type=click.Choice(["cuda", "lab"]), default="cuda", show_default=True)
+@click.option("--samples", type=int, help="Of each operator, dtype and form; 0: all (default 2).")
+@click.option("--form", "forms", multiple=True, help="alone, sums or large (default: each).")
+@click.option("-k", "keyword", help="Only these cases, as pytest's -k.")
+@click.option("--workers", type=int, help="Processes a GPU (default: one a core but two).")
+@click.option(
+    "--state",
+    "kept",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where rows are kept as they come (default: the user's cache).",
+)
+@click.option("--anew", is_flag=True, help="Forget what an earlier run kept.")
+@click.option("--seconds", type=float, help="End after so long; the same command goes on.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here.")
+def opinfo(
+    prefix: Path,
+    device: str,
+    samples: int | None,
+    forms: tuple[str, ...],
+    keyword: str | None,
+    workers: int | None,
+    kept: Path | None,
+    anew: bool,
+    seconds: float | None,
+    file: Path | None,
+) -> None:
+    """Run PyTorch's reductions, norms, softmaxes and losses, stock and patched, against eager.
+
+    By their sample inputs, forward and backward. With --device lab under Triton's interpreter.
+    """
+    from rich.console import Console
+
+    from graft import comparison, pins, stack, tree
+    from graft import opinfo as operators
+
+    there = tree.load(prefix)
+    series = stack.load(pins.load(there.pin))
+    tree.verify(there, series)
+    console = Console()
+    with console.status("") as status:
+        found = operators.compare(
+            there,
+            series,
+            device=device,
+            samples=operators.SAMPLES if samples is None else samples,
+            forms=forms or operators.FORMS,
+            keyword=keyword,
+            workers=workers,
+            kept=kept,
+            anew=anew,
+            seconds=seconds,
+            say=status.update,
+        )
+    operators.show(found, console)
+    if file:
+        comparison.write(operators.as_json(found), file)
+    if found.broken:
+        raise GraftError(f"{len(found.broken)} cases pass on stock and fail on patched")
+    if found.pending:
+        raise GraftError(f"{found.pending} cases were not reached", "the same command goes on")
+    if not found.rows:
+        raise GraftError("no case was found", "graft opinfo, without -k")
 
 
 # --- explaining ----------------------------------------------------------------------------------

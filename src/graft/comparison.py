@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -140,20 +140,20 @@ def of_sides(
     files: Sequence[str],
     keyword: str = "",
     meant: Sequence[Difference] = (),
-    about: Mapping[str, Any] | None = None,
+    doubted: Callable[[Row], bool] = lambda row: row.differs,
 ) -> Comparison:
-    """Run the tests of `files` (under test/), stock's side first, as far as `pool` has time.
+    """Run the tests of `files` (under test/) on both sides, as far as `pool` has time.
 
-    `keyword` is pytest's ``-k``, `meant` what explains a difference, `about` says what runs where.
+    `keyword` is pytest's ``-k``, `meant` what explains a difference; what is `doubted` runs again.
     """
     pool.collect(sides, files, keyword)
     pool.run(sides, files, keyword)
     rows, pending = _rows(sides, files, keyword, meant)
-    doubtful = [row.test for row in rows if row.differs and "::" in row.test]
+    doubtful = [row.test for row in rows if doubted(row) and "::" in row.test]
     if len(doubtful) <= CHANCE:
         pool.run_again(sides, doubtful)
         rows, pending = _rows(sides, files, keyword, meant)
-    return Comparison(rows, {}, pending, _stale(meant, rows), about or {})
+    return Comparison(rows, {}, pending, _stale(meant, rows))
 
 
 def _rows(
@@ -257,8 +257,8 @@ def _words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[name]} {name}" for name in names if counts.get(name)) or "none"
 
 
-def write(found: Comparison, file: Path) -> None:
-    """Write the comparison as JSON, at once or not at all."""
+def write(data: Mapping[str, Any], file: Path) -> None:
+    """Write a comparison's data as JSON, at once or not at all."""
     aside = file.with_name(f"{file.name}.new")
-    aside.write_text(json.dumps(found.as_json(), indent=1) + "\n", "utf-8")
+    aside.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     aside.replace(file)

@@ -141,3 +141,9 @@ def _tests_hash(folder: Path) -> str:
             if path.is_file()
         }
     )
+
+
+def tool_hash(*names: str) -> str:
+    """Of modules of this tool that decide what comes out (``lab/fuzz.py``)."""
+    home = Path(__file__).parent
+    return files_hash({name: blob_id((home / name).read_bytes()) for name in names})

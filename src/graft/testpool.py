@@ -59,7 +59,8 @@ class _Ended:
 class Pool:
     """`workers` processes on each of `gpus` (as CUDA_VISIBLE_DEVICES has them).
 
-    `limit_s` is for each test; from `deadline` (of `time.monotonic`) on nothing runs.
+    `limit_s` is for each test; from `deadline` (of `time.monotonic`) on nothing runs. `chunk` is
+    the number of tests that a process runs, at least and at most.
     """
 
     gpus: Sequence[str]
@@ -67,6 +68,7 @@ class Pool:
     limit_s: float
     deadline: float | None = None
     say: Callable[[str], None] = lambda line: None
+    chunk: tuple[int, int] = CHUNK
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def collect(self, sides: Sequence[Side], files: Sequence[str], keyword: str) -> None:
@@ -88,7 +90,7 @@ class Pool:
         """Run what was collected and has no result, the sides in turn."""
         left = {(f, s.name): self._left(s, f, keyword) for f in files for s in sides}
         slots = len(self.gpus) * self.workers
-        size = min(max(sum(map(len, left.values())) // (2 * slots), CHUNK[0]), CHUNK[1])
+        size = min(max(sum(map(len, left.values())) // (2 * slots), self.chunk[0]), self.chunk[1])
         jobs: list[Callable[[str], None]] = []
         for file in files:
             chunks = [

@@ -317,7 +317,7 @@ def test_processes_are_spread_over_gpus(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr("graft.testpool.CHUNK", (1, 1))
+    monkeypatch.setattr("graft.testpool.Pool.chunk", (1, 1))
     tests = "".join(
         f"def test_{n}():\n    import time; time.sleep(0.5)\n"
         "    assert 0, os.environ['CUDA_VISIBLE_DEVICES']\n\n"
@@ -515,7 +515,7 @@ def test_the_repository_s_own_differences_can_be_read() -> None:
 
 def test_the_result_as_data(project: Project, tmp_path: Path) -> None:
     found = compare(project, source=project.checkout)
-    comparison.write(found, tmp_path / "out.json")
+    comparison.write(found.as_json(), tmp_path / "out.json")
     data = json.loads((tmp_path / "out.json").read_text())
     assert data["gpu"] == "a GPU"
     assert data["stack"] == project.stack.hash

@@ -165,8 +165,14 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-def compare(name: str, found: Any, again: Any, eager: Any, expected: Any) -> Outcome:
-    """One output: as eager in shape, strides and dtype; as `expected` in value; twice the same."""
+def compare(
+    name: str, found: Any, again: Any, eager: Any, expected: Any, scale: float = 0.0
+) -> Outcome:
+    """One output: as eager in shape, strides and dtype; as `expected` in value; twice the same.
+
+    Errors are relative to `expected`, or to `scale` where it is less: what a sum's rounding is of
+    the order of, though its terms cancel.
+    """
     import torch
 
     for what in ("shape", "dtype"):
@@ -197,8 +203,8 @@ def compare(name: str, found: Any, again: Any, eager: Any, expected: Any) -> Out
     eps = torch.finfo(found.dtype).eps
     ulp = (FLOAT64_ULP if found.dtype == torch.float64 else OUTPUT_ULP) * eps
     target = expected[both]
-    error, worst = _errors(found[both], target, eps)
-    eager_error, eager_worst = _errors(eager[both], target, eps)
+    error, worst = _errors(found[both], target, max(eps, scale))
+    eager_error, eager_worst = _errors(eager[both], target, max(eps, scale))
     allowed = max(EAGER_MARGIN * eager_error, ulp)
     allowed_worst = ELEMENT_MARGIN * max(EAGER_MARGIN * eager_worst, ulp)
     ratio = max(error / allowed, worst / allowed_worst)
@@ -209,13 +215,13 @@ def compare(name: str, found: Any, again: Any, eager: Any, expected: Any) -> Out
     return Outcome("wrong" if ratio > 1 else "ok", 0, detail, ratio)
 
 
-def _errors(values: Any, target: Any, eps: float) -> tuple[float, float]:
+def _errors(values: Any, target: Any, least: float) -> tuple[float, float]:
     """`norm(values - target) / norm(target)`, and the largest over the elements.
 
-    Inputs are of the order of 1, so what cancels to less than `eps` is rounding, not a value.
+    What cancels to less than `least` is rounding, not a value: inputs are of the order of 1.
     """
     difference = (values.double() - target).abs()
-    rms = target.pow(2).mean().sqrt().clamp_min(eps)
+    rms = target.pow(2).mean().sqrt().clamp_min(least)
     worst = (difference / target.abs().clamp_min(rms)).max()
     return float(difference.pow(2).mean().sqrt() / rms), float(worst)
 
