@@ -176,7 +176,8 @@ class _Sender:
 
     async def _settle(self) -> tuple[dict[str, _Known], list[str]]:
         """The recorded pull requests as the remote has them, and those that have no patch."""
-        recorded = self.plan.pulls()
+        self._fetch(f"gh/{self.connection.username}/*")
+        recorded = {**self.plan.pulls(), **await self._adopt()}
         wanted = {patch.name for patch in self.plan.to_send}
         gone = recorded.keys() - {patch.name for patch in self.plan.stack.patches}
         found: dict[str, tuple[Pull, str]] = {}
@@ -196,12 +197,29 @@ class _Sender:
             else:
                 del kept[name]
         users = {branches.split("/")[1] for _, branches in found.values()}
-        for user in sorted(users):
+        for user in sorted(users - {self.connection.username}):
             self._fetch(f"gh/{user}/*")
         known = {name: self._compare(pull, at) for name, (pull, at) in found.items()}
         kept.update((name, each.pull) for name, each in known.items())
         self._record(kept)
         return known, orphans
+
+    async def _adopt(self) -> dict[str, Pull]:
+        """Pull requests that were made, and of which the process that made them heard no more.
+
+        Their branch has no ``orig``; their title is a patch's that has no pull request yet.
+        """
+        recorded = self.plan.pulls()
+        new = {p.subject: p.name for p in self.plan.to_send if p.name not in recorded}
+        found = {}
+        for branches in self._leftovers() if new else ():
+            head = f"{self.plan.repository.partition('/')[0]}:{branches}/head"
+            path = f"repos/{self.plan.repository}/pulls?state=open&head={head}"
+            for info in await self.github.arest("get", path):
+                if (name := new.pop(str(info["title"]), None)) is not None:
+                    ref = f"refs/remotes/{self.plan.remote.name}/{branches}/head"
+                    found[name] = Pull(int(info["number"]), self._tree(ref))
+        return found
 
     async def _pull_request(self, number: int) -> Mapping[str, Any]:
         path = f"repos/{self.plan.repository}/pulls/{number}"

@@ -113,17 +113,32 @@ def wheel_checkout(folder: Path) -> tuple[Stack, str]:
 
 
 class GitHub(ghstack.github_fake.FakeGitHubEndpoint):
-    """ghstack's fake, that can break down before a call (`fails`: method, end of the path)."""
+    """ghstack's fake, with the one call that graft makes and ghstack does not: the pull requests of
+    a branch. It can break down at a call (`fails`: method, end of the path), once it has answered
+    so many of them; with `after`, when what was asked for is done."""
 
     fails: tuple[str, str] | None = None
     calls_left = 0
+    after = False
 
     async def arest(self, method: str, path: str, **values: Any) -> Any:
+        breaks = False
         if self.fails and method == self.fails[0] and path.endswith(self.fails[1]):
-            if self.calls_left == 0:
-                raise RuntimeError("502 Bad Gateway")
-            self.calls_left -= 1
-        return await super().arest(method, path, **values)
+            breaks, self.calls_left = self.calls_left == 0, self.calls_left - 1
+        if breaks and not self.after:
+            raise RuntimeError("502 Bad Gateway")
+        if method == "get" and "/pulls?state=open&head=pytorch:" in path:
+            head = path.rpartition(":")[2]
+            open_ = [pr for pr in self.state.pull_requests.values() if not pr.closed]
+            return [
+                {"number": int(pr.number), "title": pr.title}
+                for pr in open_
+                if pr.headRefName == head
+            ]
+        answer = await super().arest(method, path, **values)
+        if breaks:
+            raise RuntimeError("502 Bad Gateway")
+        return answer
 
 
 @dataclass

@@ -221,6 +221,18 @@ def test_github_breaks_down_between_two_pull_requests(there: Hosted) -> None:
     ]
 
 
+def test_a_pull_request_whose_making_was_not_heard_of(there: Hosted) -> None:
+    there.github.fails, there.github.calls_left = ("post", "/pulls"), 1
+    there.github.after = True
+    with pytest.raises(GraftError, match="502 Bad Gateway; #500 had been made"):
+        there.send()
+    assert set(there.pulls()) == {500, 501}
+    there.github.fails = None
+    assert [each.number for each in there.send().sent] == [500, 501, 502]
+    assert numbers(there.send()) == [("unchanged", 500), ("unchanged", 501), ("unchanged", 502)]
+    assert there.patch_of(501) == set(SPLIT[1])
+
+
 def test_an_update_that_is_cut_in_the_push(there: Hosted) -> None:
     there.send()
     there.series(
