@@ -173,9 +173,11 @@ def find(path: Path) -> Checkout:
                 f"{path} is not the root of a git checkout",
                 f"git clone https://github.com/{UPSTREAM}, and the command with its path",
             ) from refused
+        where = shlex.quote(str(path))
+        unsafe = f"git config --global --add safe.directory {where}"
         raise GraftError(
-            f"git refuses to look at {path}: {refused.words.strip()}",
-            f"git -C {shlex.quote(str(path))} status, and what it says",
+            f"git refuses to look at {path}: {last_words(refused.words)}",
+            unsafe if "safe.directory" in refused.words else f"git -C {where} status",
         ) from refused
     common, shallow = said.splitlines()
     return Checkout(path, Path(common), shallow == "true")
@@ -188,7 +190,7 @@ def check_pin(checkout: Checkout, pin: Pin) -> None:
     named = next((r.name for r in remotes(checkout) if r.repository == UPSTREAM), None)
     depth = "--depth 1 " if checkout.shallow else ""  # would cut off the history of a whole clone
     raise GraftError(
-        f"{checkout.path} does not have the commit of {pin.name}, {pin.commit[:12]}",
+        f"{checkout.path} does not have {pin.name} (commit {pin.commit[:12]})",
         f"git -C {checkout.shown} fetch {depth}{named or f'https://github.com/{UPSTREAM}'} "
         f"{pin.commit}, then the same command",
     )
@@ -210,13 +212,7 @@ def worktree(checkout: Checkout, commit: str, paths: Collection[str]) -> Iterato
         with _alone(checkout), _ends_as_interrupt():
             try:
                 _remove(checkout, folder)
-                add = ("worktree", "add", "-q", "--no-checkout", "--detach")
-                checkout.git(*add, str(folder), commit)
-                own = checkout.git("rev-parse", "--absolute-git-dir", cwd=folder).strip()
-                patterns = "".join(f"/{path}\n" for path in sorted(paths))
-                (Path(own) / "info").mkdir(exist_ok=True)
-                (Path(own) / "info" / "sparse-checkout").write_text(patterns)
-                checkout.git("read-tree", "-m", "-u", commit, cwd=folder)
+                _make(checkout, folder, commit, paths)
                 yield folder
             finally:
                 _remove(checkout, folder)
@@ -225,6 +221,22 @@ def worktree(checkout: Checkout, commit: str, paths: Collection[str]) -> Iterato
             f"{refused.strerror or refused}: {refused.filename or checkout.common}",
             "make room, or the checkout writable, then the same command",
         ) from refused
+
+
+def _make(checkout: Checkout, folder: Path, commit: str, paths: Collection[str]) -> None:
+    try:
+        add = ("worktree", "add", "-q", "--no-checkout", "--detach")
+        checkout.git(*add, str(folder), commit)
+        own = checkout.git("rev-parse", "--absolute-git-dir", cwd=folder).strip()
+        patterns = "".join(f"/{path}\n" for path in sorted(paths))
+        (Path(own) / "info").mkdir(exist_ok=True)
+        (Path(own) / "info" / "sparse-checkout").write_text(patterns)
+        checkout.git("read-tree", "-m", "-u", commit, cwd=folder)
+    except GitFailed as failed:
+        raise GraftError(
+            f"cannot work in {checkout.common}: {last_words(failed.words)}",
+            "make room, or the checkout writable, then the same command",
+        ) from failed
 
 
 @contextlib.contextmanager
@@ -322,7 +334,13 @@ def set_branch(checkout: Checkout, branch: str, commit: str, *, force: bool) -> 
         f"update refs/heads/{branch} {commit} {now or NULL_BLOB}",
         f"update {MADE}{branch} {commit}",
     ]
-    checkout.git("update-ref", "--stdin", input="".join(f"{line}\n" for line in lines))
+    try:
+        checkout.git("update-ref", "--stdin", input="".join(f"{line}\n" for line in lines))
+    except GitFailed as failed:
+        raise GraftError(
+            f"cannot make branch {branch}: {last_words(failed.words)}",
+            "the same command with --branch OTHER, or mend what git says",
+        ) from failed
     return now != commit
 
 

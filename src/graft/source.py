@@ -61,12 +61,10 @@ def worktree(checkout: Path, stack: Stack, folder: Path) -> Path:
     to the stack, and keeps what was built in it. Raises GraftError when the checkout lacks the
     pin's commit, `folder` is something else or has changes, or a patch does not apply.
     """
+    from graft import checkout as checkouts  # a pack has this module, and no use for that one
+
     commit, branch = stack.pin.commit, branch_name(stack)
-    if git("cat-file", "-t", commit, cwd=checkout, check=False).strip() != "commit":
-        raise GraftError(
-            f"{checkout} does not have {stack.pin.name} ({commit[:12]})",
-            next=f"git -C {checkout} fetch --depth 1 origin {commit}",
-        )
+    checkouts.check_pin(checkouts.find(checkout), stack.pin)
     quiet = ("-c", f"core.hooksPath={os.devnull}", "-c", "advice.detachedHead=false")
     if folder.exists():
         _check_ours(checkout, folder)

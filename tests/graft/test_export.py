@@ -23,7 +23,7 @@ from graft import export, export_command, pins, stack
 from graft.cli import graft
 from graft.errors import GraftError, UsageError
 from graft.export import CLEAN, CONFLICT, MOVED, NOT_TRIED, THERE
-from graft.git import GitFailed, git
+from graft.git import git
 from graft.pins import ROOT
 from graft.stack import Stack
 
@@ -398,7 +398,7 @@ def test_a_checkout_without_the_pin(place: Place, tmp_path: Path) -> None:
     missing = "f" * 40
     there = Stack(replace(place.pin, commit=missing), place.stack.patches)
     with pytest.raises(
-        GraftError, match="does not have the commit of v2.11.0, ffffffffffff"
+        GraftError, match=r"does not have v2.11.0 \(commit ffffffffffff\)"
     ) as caught:
         export.export(place.checkout, there)
     assert caught.value.next == (
@@ -478,7 +478,9 @@ def test_names_that_are_none(place: Place, name: str) -> None:
 
 def test_a_name_that_another_stands_in_the_way_of(place: Place) -> None:
     place.git("branch", "graft")
-    with pytest.raises(GitFailed, match="graft"):
+    with pytest.raises(
+        GraftError, match="cannot make branch graft/v2.11.0: fatal:.*'refs/heads/gr"
+    ):
         place.export()
 
 
@@ -544,7 +546,7 @@ def test_another_that_is_gone_does_not_matter(place: Place, tmp_path: Path) -> N
 def test_no_place_to_work(place: Place) -> None:
     (place.checkout / ".git/graft").write_text("in the way")
     before = state_of(place.checkout)
-    with pytest.raises(GraftError):
+    with pytest.raises(GraftError, match="cannot work in .*/.git: fatal: could not create"):
         place.export()
     assert state_of(place.checkout) == before
     (place.checkout / ".git/graft").unlink()
@@ -572,8 +574,8 @@ def test_what_the_series_says(place: Place) -> None:
 def test_what_this_series_says() -> None:
     """Every patch has a status, and one that upstream has is on its page too."""
     for patch in stack.load(pins.load()).patches:
-        page = (ROOT / "docs/patches" / patch.name).with_suffix(".md").read_text("utf-8")
         if patch.status.landed:
+            page = (ROOT / "docs/patches" / patch.name).with_suffix(".md").read_text("utf-8")
             numbers = re.escape(patch.status.upstream.removeprefix("in ").removesuffix(".0"))
             assert re.search(rf"\*\*Upstream\.\*\*[^*]*{numbers}", page), patch.name
     text = stack.series_file(pins.load()).read_text("utf-8")
