@@ -444,7 +444,7 @@ def opinfo(
             series,
             device=device,
             samples=operators.SAMPLES if samples is None else samples,
-            forms=forms or operators.FORMS,
+            forms=forms or operators.FORMS[: 2 if device == "lab" else 3],
             keyword=keyword,
             workers=workers,
             kept=kept,
