@@ -344,9 +344,7 @@ def test_comments_of_the_series_stay(project: Project) -> None:
     series = project.root / "patches/v2.11.0/series"
     first, second = names(project)
     status = "  # pytorch#12; in 2.13.0"
-    series.write_text(
-        f"# About it.\n\n{first}\n# Needs the first.\n{second}{status}\n# The end.\n"
-    )
+    series.write_text(f"# About it.\n\n{first}\n# Needs the first.\n{second}{status}\n# The end.\n")
     project.edit()
     project.commit("Third\n", _inductor__third="")
     project.refresh()
