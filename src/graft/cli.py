@@ -313,6 +313,55 @@ def submit(
     )
 
 
+@graft.group()
+def pin() -> None:
+    """The releases that there is a series for."""
+
+
+@pin.command("add")
+@prefix_option
+@click.argument("version")
+@click.option("--from", "old", default=None, help="The pin whose series is tried (the tree's).")
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="A Python that has that torch (default: a venv is made, without its dependencies).",
+)
+@click.option(
+    "--files",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder with the wheel's files, torch/ in it.",
+)
+@click.option("--dry-run", is_flag=True, help="Report alone: write no pin and no series.")
+@click.option("--report", "page", type=click.Path(path_type=Path), help="Put it into this page.")
+def pin_add(
+    prefix: Path,
+    version: str,
+    old: str | None,
+    python: Path | None,
+    files: Path | None,
+    dry_run: bool,
+    page: Path | None,
+) -> None:
+    """Make a pin of torch VERSION, with what of the series applies to it three-way."""
+    from rich.console import Console
+
+    from graft import pin_add as adding
+
+    if python and files:
+        raise UsageError("--python and --files are two ways to say the same; give one")
+    trial = adding.of_version(
+        prefix, version, old=old, python=python, files=files, dry_run=dry_run, say=click.echo
+    )
+    adding.show(trial, Console())
+    if page:
+        adding.report(trial, page)
+    if not dry_run:
+        written = adding.write(trial)
+        click.echo(f"wrote pins/{trial.new.name}.toml and {len(written) - 2} patches")
+        click.echo(f"next: ./build.sh --pin {trial.new.name} --python PY, with torch {version}")
+
+
 @graft.command("upstream-tests")
 @prefix_option
 @click.option(
