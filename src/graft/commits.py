@@ -85,11 +85,17 @@ class Repo:
         """A commit by no one in particular: what comes out depends on the content alone."""
         return self.git("commit-tree", tree, "-p", parent, "-F", "-", input=message).strip()
 
-    def export(self, commits: Iterable[str]) -> list[bytes]:
-        """Each commit as the text of a patch file, hunks of absent files put back."""
+    def export(
+        self, commits: Iterable[str], messages: Mapping[str, str] | None = None
+    ) -> list[bytes]:
+        """Each commit as the text of a patch file, hunks of absent files put back.
+
+        `messages` has those that are not the commit's own.
+        """
         parent, texts = self.pristine, []
         for commit in commits:
-            again = self.commit(self.id(f"{commit}^{{tree}}"), parent, self.message(commit))
+            message = (messages or {}).get(commit) or self.message(commit)
+            again = self.commit(self.id(f"{commit}^{{tree}}"), parent, message)
             text = self.git("format-patch", *FORMAT_PATCH_FLAGS, "--stdout", "-1", again)
             texts.append(encode(_put_back(self, text, again)))
             parent = again

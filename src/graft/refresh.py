@@ -2,7 +2,8 @@
 
 It writes the stack back from where it was changed: the commits of the edit (`graft.workbench`)
 become the patch files; or a change under overlay/ or tests/inductor/ goes into the last patch that
-touches the file. Everything is computed and checked before the first byte is written.
+touches the file. The figures in a message come from their result file (`graft.figures`).
+Everything is computed and checked before the first byte is written.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graft import commits as repos
-from graft import journal, pins, submitted, tree, workbench
+from graft import figures, journal, pins, submitted, tree, workbench
 from graft import stack as stacks
 from graft.bases import Base
 from graft.commits import BRANCH, HUNKS, Change, Repo
@@ -56,7 +57,7 @@ def refresh(
             there = there.settled(stack) if there.state.pin == pin else None
         if there is not None and there.has_work:
             done = _from_edit(base, stack, there, changed, root)
-        elif changed:
+        elif changed or (pin == DEFAULT_PIN and figures.stale(stack, root)):
             done = _from_copies(base, stack, there, changed, root)
         else:
             done = Refreshed()
@@ -224,9 +225,15 @@ def _write_back(
     _check_commits(base, repo, commits)
     names = patch_names(stack, [repo.message(commit).partition("\n")[0] for commit in commits])
     home = root / "patches" / stack.pin.name
+    blocks = figures.load(root) if stack.pin.name == DEFAULT_PIN else {}
+    figures.check(blocks, names)
+    messages = {
+        commit: figures.reworded(repo.message(commit), blocks.get(name))
+        for commit, name in zip(commits, names, strict=True)
+    }
     patches = tuple(
         Patch(name, home / name, text)
-        for name, text in zip(names, repo.export(commits), strict=True)
+        for name, text in zip(names, repo.export(commits, messages), strict=True)
     )
     new = Stack(_pin(base, stack.pin, repo, patches), patches)
     new.check()
