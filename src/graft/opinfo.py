@@ -152,16 +152,18 @@ def _fused(result: Result | None) -> bool:
 
 
 def show(found: Comparison, console: Console) -> None:
-    """Print what differs, new failures first, then what fails on both, then the counts."""
+    """Print what fails on patched, what is new first, and what is unsteady; then the counts.
+
+    What fails on stock alone is counted, not listed.
+    """
     from rich.markup import escape
     from rich.table import Table
 
-    both = [row for row in found.rows if _failed(row.stock) and _failed(row.patched)]
-    listed = [*found.differing, *both]
+    listed = [row for row in found.rows if _failed(row.patched) or row.is_unsteady]
     if listed:
         table = Table("case", "stock", "patched", "why", box=None, pad_edge=False)
         for row in listed:
-            style = "bold red" if row.is_broken else "yellow" if row.differs else None
+            style = "bold red" if row.is_broken else "yellow" if row.is_unsteady else None
             case = row.test.partition("[")[2].rstrip("]") or row.test
             result = row.patched if _failed(row.patched) else row.stock
             words = (result.message if result else "").partition("\n")[0][:140]
