@@ -12,23 +12,28 @@ state, and decide nothing about profitability.
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING, Union
 
 import sympy
 
 import torch
 from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
 from . import config, ir
 from .dependencies import MemoryDep
 from .loop_body import MemoryUsageType
+from .runtime.hints import ReductionHint
+from .runtime.runtime_utils import next_power_of_2
 from .utils import sympy_dot, sympy_product, triton_type
-from .virtualized import V
+from .virtualized import ops, V
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .codegen.simd import PartialAccumulate
-    from .codegen.triton import TritonCSEVariable, TritonKernel
+    from .codegen.triton import IndexingOptions, TritonCSEVariable, TritonKernel
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
@@ -55,6 +60,18 @@ def accumulate_dtype(dtype: torch.dtype) -> Optional[torch.dtype]:
     return None
 
 
+def partial_reduction_types() -> OrderedSet[str]:
+    """
+    The reductions that can be partial accumulators: one value a column, a neutral
+    element in the dtype it is kept in, and a final reduction that propagates NaN
+    where the kernel does.
+    """
+    types = OrderedSet(["sum", "prod"])
+    if config.triton.mix_order_reduction_extrema:
+        types |= OrderedSet(["max", "min"])
+    return types
+
+
 def why_not_partial_accumulators(*nodes: BaseSchedulerNode) -> Optional[str]:
     """
     Why the reductions of ``nodes`` can not be the partial accumulators of one
@@ -69,7 +86,7 @@ def why_not_partial_accumulators(*nodes: BaseSchedulerNode) -> Optional[str]:
 
     for snode in reductions:
         reduction_type = snode.node.get_reduction_type()  # type: ignore[union-attr]
-        if reduction_type not in ("sum", "prod"):
+        if reduction_type not in partial_reduction_types():
             return f"{reduction_type} is not kept as a partial accumulator"
 
     # The nodes of this side run after the kernel, from what the final reductions
@@ -145,8 +162,7 @@ def final_buffer(snode: SchedulerNode) -> Optional[ir.ComputedBuffer]:
     """
     The buffer that holds the result of the reduction ``snode``: its own, or,
     when lowering split it in two layers, that of the second layer. None when the
-    second layer is not a reduction of nothing but the first: a few elements are
-    summed as an unrolled expression, inlined wherever the result is used.
+    second layer is not a reduction of nothing but the first.
     """
     node = snode.node
     assert isinstance(node, ir.ComputedBuffer)
@@ -196,43 +212,139 @@ class FinalReduction:
             return None
         return cls(tuple(body.sizes[0]), tuple(stride))
 
-    def is_storage_order(self) -> bool:
-        """Whether column ``c`` of the workspace belongs at offset ``c``."""
-        return all(
-            size == 1 or V.graph.sizevars.statically_known_equals(stride, dense)
-            for size, stride, dense in zip(
-                self.size,
-                self.stride,
-                ir.FlexibleLayout.contiguous_strides(self.size),
-            )
-        )
+    def scheduler_node(
+        self,
+        snode: SchedulerNode,
+        partial: PartialAccumulate,
+        workspace: ir.Buffer,
+        offset: sympy.Expr,
+        nsplit: Union[int, sympy.Expr],
+    ) -> SchedulerNode:
+        """
+        ``snode``, which computes the result, as a reduction over the ``nsplit`` rows
+        of ``workspace`` that begin at element ``offset``.
+        """
+        buffer = snode.node
+        assert isinstance(buffer, ir.ComputedBuffer)
+        device, dtype = buffer.get_device_or_error(), partial.dtype
+        dense = ir.FlexibleLayout.contiguous_strides(self.size)
 
-    def codegen(self, buffer: ir.Buffer, reduced: str, dtype: torch.dtype) -> None:
-        """
-        Write ``reduced``, the text of a 1-D tensor of ``dtype`` with the columns,
-        into ``buffer``: its name is bound where the order is the same, else, and
-        when the buffer is a slice of another, it is written in place.
-        """
-        wrapper = V.graph.wrapper_code
-        name = buffer.get_name()
-        layout = buffer.get_layout()
-        shape = wrapper.codegen_python_shape_tuple
-        if self.is_storage_order() and not isinstance(
-            buffer.get_output_spec(), ir.NonOwningLayout
-        ):
-            if buffer.get_dtype() != dtype:
-                reduced += f".to({buffer.get_dtype()})"
-            if len(layout.size) != 1 or layout.stride[0] != 1:
-                reduced = f"reinterpret_tensor({reduced}, {shape(layout.size)}, {shape(layout.stride)}, 0)"
-            wrapper.writeline(f"{name} = {reduced}")
-            # the name is bound: do not allocate the buffer when it is used later
-            wrapper.allocated.add(name)
-        else:
-            wrapper.codegen_allocation(buffer)
-            wrapper.writeline(
-                f"reinterpret_tensor({name}, {shape(self.size)}, {shape(self.stride)}, 0)"
-                f".copy_({reduced}.view({shape(self.size)}))"
+        def load(
+            index: Sequence[sympy.Expr], row: Sequence[sympy.Expr] = (sympy.S.Zero,)
+        ) -> ops.OpsValue:
+            column = sympy_dot(index, dense)
+            return ops.load(
+                workspace.get_name(),
+                offset + row[0] * sympy_product(self.size) + column,
             )
+
+        data: Union[ir.Pointwise, ir.Reduction]
+        if nsplit == 1:
+            data = ir.Pointwise(
+                device=device, dtype=dtype, inner_fn=load, ranges=[*self.size]
+            )
+        else:
+            data = ir.Reduction(
+                device=device,
+                dtype=dtype,
+                inner_fn=load,
+                ranges=[*self.size],
+                reduction_ranges=[sympy.sympify(nsplit)],
+                reduction_type=partial.reduction_type,  # type: ignore[arg-type]
+                src_dtype=dtype,
+                reduction_hint=ReductionHint.OUTER,
+            )
+        final = ir.ComputedBuffer(
+            name=buffer.get_name(),
+            layout=ir.FixedLayout(
+                device, buffer.get_dtype(), [*self.size], [*self.stride]
+            ),
+            data=data,
+        )
+        final.operation_name = buffer.operation_name
+        final.origins = buffer.origins
+        node = type(snode)(snode.scheduler, final)
+        node.ancestors = snode.ancestors
+        # the layout above says where to store; what is allocated is the buffer
+        node.outputs = snode.outputs
+        node.outputs_by_name = snode.outputs_by_name
+        return node
+
+
+def final_node(snode: SchedulerNode) -> SchedulerNode:
+    """The node of ``final_buffer``: ``snode``, or the second layer of its split."""
+    if snode.node._split_size is None:  # type: ignore[union-attr]
+        return snode
+    return snode.get_outputs()[0].users[0].node  # type: ignore[return-value]
+
+
+def final_reduction_kwargs(nsplit: Union[int, sympy.Expr]) -> dict[str, Any]:
+    """
+    Of the kernel that reduces ``nsplit`` rows of a workspace. It has few columns and
+    fewer rows, and is bound by latency: a program takes 8 columns, which are a 32-byte
+    sector in float32, and all rows in a few iterations.
+    """
+    from .codegen.triton import FixedTritonConfig
+
+    kwargs: dict[str, Any] = {"override_cooperative_reduction": False}
+    if nsplit == 1 or not isinstance(nsplit, (int, sympy.Integer)):
+        return kwargs
+    if not (config.max_autotune or config.coordinate_descent_tuning):
+        r0_block = min(128, next_power_of_2(int(nsplit)))
+        kwargs["override_persistent_reduction"] = False
+        kwargs["fixed_config"] = FixedTritonConfig(
+            {
+                "XBLOCK": 1024 // r0_block,
+                "R0_BLOCK": r0_block,
+                "num_warps": 8,
+                "num_stages": 1,
+            }
+        )
+    return kwargs
+
+
+def ready_epilogue(
+    mix_order: Sequence[BaseSchedulerNode], seconds: Sequence[SchedulerNode]
+) -> list[SchedulerNode]:
+    """
+    The pointwise nodes that were fused with the second layers ``seconds``, where
+    nothing stands before them but what has run, the nodes ``mix_order`` of the
+    kernel, and ``seconds``: they can run in the kernel of the final reductions.
+    """
+    if not seconds:
+        return []
+    scheduler = seconds[0].scheduler
+    names = OrderedSet(second.get_name() for second in seconds)
+    done = names | scheduler.completed_operations
+    for node in mix_order:
+        done |= node.get_operation_names()
+
+    epilogue: list[SchedulerNode] = []
+    for fused in dict.fromkeys(map(scheduler.get_fused_node, seconds)):
+        # not in the list: a part of a foreach kernel, or of another graph partition
+        if fused not in scheduler.nodes_in_codegen:
+            continue
+        nodes = [node for node in fused.get_nodes() if node.get_name() not in names]
+        inside = done | OrderedSet(node.get_name() for node in nodes)
+        if not any(
+            node.is_reduction()
+            or node.has_aliasing_or_mutation()
+            or node.ancestors - inside
+            for node in nodes
+        ):
+            epilogue += nodes  # type: ignore[arg-type]
+            done = inside
+    return epilogue
+
+
+def is_row_invariant(indexing: IndexingOptions) -> bool:
+    """
+    Whether a load reads the same elements in every row, so that it can be done
+    once, before the loop over rows. Stores in that loop keep Triton from moving it.
+    """
+    return "xmask" not in indexing.mask_vars and not free_symbol_is_type(
+        indexing.index, SymT.XBLOCK
+    )
 
 
 def partial_accumulate_value(

@@ -1,0 +1,292 @@
+"""
+How the rows of a mix-order reduction are split over the programs of its kernel.
+
+A fixed number of programs, a few for each SM, stays on the GPU for the whole
+kernel. Each reduces one contiguous run of rows, ``XBLOCK`` at a time, in a
+software-pipelined loop, and writes its partial accumulators once. So no wave is
+ragged, the workspace does not grow with the rows, and a dynamic number of rows
+needs no other kernel.
+
+``row_split`` is a pure function of what one row costs and of the GPU. What it
+weighs, per SM:
+
+- bytes in flight: loads of the next tiles must cover the latency of memory.
+- registers: an accumulator and a row that every iteration reads are live
+  throughout, and so are, from the loads to the stores, the tiles of a row. Where
+  they do not fit, a row is loaded twice: once for its reductions, and again, from
+  a cache, for what depends on them.
+- shared memory: holds the stages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, TYPE_CHECKING
+
+from torch.utils._ordered_set import OrderedSet
+
+from . import config
+from .dependencies import MemoryDep
+from .mix_order_reduction import accumulate_dtype
+from .runtime.runtime_utils import ceildiv, last_power_of_2
+from .utils import get_dtype_size, sympy_product
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import sympy
+
+    from .runtime.hints import DeviceProperties
+    from .scheduler import BaseSchedulerNode
+
+
+# Bytes of loads in flight while a tile is computed, an SM. An H200 (4.2 TB/s, 132 SMs,
+# latency below 1 us) is within 3 % of its best with this, and slower with half of it.
+FLIGHT_BYTES = 64 * 1024
+# Programs an SM: with other numbers blocks are dealt to the SMs unevenly.
+PROGRAMS_PER_SM = (1, 2, 3, 4, 8, 16)
+# Bytes of the largest tile of several rows: a stage of shared memory.
+MAX_TILE_BYTES = 48 * 1024
+# Columns of a tile of several rows, at least: 16-byte loads by every thread of a few
+# warps. Few large programs are as fast as many small ones, with a smaller workspace.
+MIN_TILE = 2048
+MIN_TILE_NARROW = 1024  # rows of at most 256
+# Columns of a tile that a thread holds.
+ELEMENTS_PER_THREAD = 32
+MIN_STAGES, MAX_STAGES = 3, 4
+# Registers of a thread for addresses, masks, row statistics and temporaries.
+OTHER_REGISTERS = 28
+MAX_REGISTERS_PER_THREAD = 255
+COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
+MAX_WARPS = 32
+REGISTERS_PER_SM = 65536
+# Shared memory that one block can have, KiB, by compute capability (CUDA C++
+# Programming Guide, technical specifications), less what reductions over warps need.
+SHARED_MEMORY_KIB = {70: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}
+SHARED_MEMORY_KIB |= {100: 227, 101: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+DEFAULT_SHARED_MEMORY_KIB = 48
+OTHER_SHARED_MEMORY_KIB = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class RowCost:
+    """
+    What a row of a mix-order kernel costs.
+
+    columns: of a row
+    rnumel: columns, padded to a power of two (R0_BLOCK)
+    stream_bytes: bytes a column that each row loads, over all buffers
+    streams: buffers that each row loads
+    stores_rows: whether there is an output of all rows and columns
+    accumulators: 4-byte accumulators a column, live throughout
+    invariants: 4-byte values a column that all rows read, live throughout
+    """
+
+    columns: int
+    rnumel: int
+    stream_bytes: int
+    streams: int
+    stores_rows: bool
+    accumulators: int
+    invariants: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSplit:
+    """
+    num_programs: programs of the kernel, and rows of its workspace
+    programs_per_sm: what num_programs was made from
+    xblock: rows of a tile
+    num_warps: of a program
+    num_stages: of the loop over tiles
+    reload: whether a row is loaded again when its reductions are known
+    hoist: whether what every row reads is loaded once, before the loop
+    """
+
+    num_programs: int
+    programs_per_sm: int
+    xblock: int
+    num_warps: int
+    num_stages: int
+    reload: bool
+    hoist: bool
+
+    def inductor_meta(self) -> dict[str, Any]:
+        """
+        What the runtime needs: the programs, and the configurations from which
+        autotuning chooses, the first one being that of no autotuning. The workspace
+        holds a row a program, so all have the same number of programs.
+        """
+        configs = [
+            (xblock, num_warps, num_stages)
+            for xblock, num_warps, num_stages in (
+                (self.xblock, self.num_warps, self.num_stages),
+                (self.xblock, self.num_warps * 2, self.num_stages),
+                (self.xblock, self.num_warps // 2, self.num_stages),
+                (self.xblock, self.num_warps, self.num_stages - 1),
+                (self.xblock // 2, self.num_warps, self.num_stages),
+            )
+            if xblock > 0 and 0 < num_warps <= MAX_WARPS and num_stages > 0
+        ]
+        return {"NUM_PROGRAMS": self.num_programs, "configs": configs}
+
+    def codegen_rsplit_size(self) -> str:
+        """The line of the kernel that says how many rows a program has."""
+        return f"RSPLIT_SIZE = tl.cdiv(tl.cdiv(xnumel, XBLOCK), {self.num_programs}) * XBLOCK"
+
+
+def splits_rows(device: DeviceProperties) -> bool:
+    """Whether kernels for ``device`` are persistent, not one program RSPLIT_SIZE rows."""
+    return (
+        config.triton.mix_order_reduction_persistent_row_split
+        and config.triton.mix_order_reduction_split_size is None
+        and device.type == "cuda"
+    )
+
+
+def row_cost(
+    nodes: Sequence[BaseSchedulerNode],
+    xnumel: sympy.Expr,
+    rnumel: sympy.Expr,
+    rblock: int,
+) -> RowCost:
+    """
+    From both sides, the contiguous node first, which reduces ``[xnumel, rnumel]``
+    over columns; the other node's reductions become the partial accumulators.
+    """
+    _, other_node = nodes
+    statically_known_equals = V.graph.sizevars.statically_known_equals
+    written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
+    streamed: dict[str, int] = {}
+    invariant: OrderedSet[str] = OrderedSet()
+    for dep in (dep for node in nodes for dep in node.read_writes.reads):
+        if not isinstance(dep, MemoryDep) or dep.name in written:
+            continue
+        # loops that do not move the index are broadcast over
+        numel = sympy_product(
+            size for var, size in dep.ranges.items() if var in dep.index.free_symbols
+        )
+        if statically_known_equals(numel, xnumel * rnumel):
+            streamed[dep.name] = get_dtype_size(V.graph.get_dtype(dep.name))
+        elif statically_known_equals(numel, rnumel):
+            invariant.add(dep.name)
+    accumulator_bytes = 0
+    for snode in other_node.get_nodes():
+        if snode.is_reduction():
+            dtype = accumulate_dtype(snode.node.get_dtype())  # type: ignore[union-attr]
+            assert dtype is not None
+            accumulator_bytes += get_dtype_size(dtype)
+    stores_rows = any(
+        isinstance(dep, MemoryDep)
+        and statically_known_equals(dep.get_numel(), xnumel * rnumel)
+        for node in nodes
+        for dep in node.read_writes.writes
+    )
+    return RowCost(
+        columns=V.graph.sizevars.optimization_hint(rnumel, fallback=rblock),
+        rnumel=rblock,
+        stream_bytes=sum(streamed.values()),
+        streams=len(streamed),
+        stores_rows=stores_rows,
+        accumulators=accumulator_bytes // 4,
+        invariants=len(invariant),
+    )
+
+
+def row_split(
+    cost: RowCost,
+    device: DeviceProperties,
+    rows: Optional[int],
+    programs_per_sm: Optional[int] = None,
+) -> RowSplit:
+    """
+    ``rows`` is None when they are dynamic: then they are taken to fill the GPU.
+    ``programs_per_sm`` is chosen here, but for autotuning.
+    """
+    row_bytes = max(1, cost.rnumel * cost.stream_bytes)
+    if row_bytes * 2 <= MAX_TILE_BYTES and cost.rnumel > MIN_TILE:
+        xblock = last_power_of_2(MAX_TILE_BYTES // row_bytes)
+    else:
+        smallest = MIN_TILE if cost.rnumel > 256 else MIN_TILE_NARROW
+        xblock = max(1, smallest // cost.rnumel)
+    tile = xblock * cost.rnumel
+
+    throughout = (cost.accumulators + cost.invariants) * cost.rnumel
+    # What is stored is computed when a row's reductions are known, so its inputs live
+    # until then, with a product or two; without, each is reduced as it comes.
+    live = throughout + (cost.streams + 2 if cost.stores_rows else 1) * tile
+    num_warps = next(
+        (
+            num_warps
+            for most in (COMFORTABLE_REGISTERS, MAX_REGISTERS_PER_THREAD)
+            for num_warps in (1, 2, 4, 8, 16, 32)
+            if num_warps * 32 * ELEMENTS_PER_THREAD >= min(tile, 32 * 1024)
+            and registers(live, num_warps)
+            <= min(most, REGISTERS_PER_SM // (num_warps * 32))
+        ),
+        None,
+    )
+    reload = num_warps is None
+    hoist = True
+    if num_warps is None:
+        width = ceildiv(cost.stream_bytes, 2 * max(1, cost.streams))  # 1: half types
+        num_warps = 16 if width == 1 else 8
+        hoist = throughout + width * tile <= REGISTERS_PER_SM
+
+    # what a tile loads from memory; the padding does not
+    tile_bytes = max(1, xblock * cost.columns * cost.stream_bytes)
+    if programs_per_sm is None:
+        programs_per_sm = 1
+        if cost.rnumel <= MIN_TILE:
+            wanted = ceildiv(FLIGHT_BYTES, (MIN_STAGES - 1) * tile_bytes)
+            fit = REGISTERS_PER_SM // (registers(live, num_warps) * num_warps * 32)
+            most = max(1, min(fit, last_power_of_2(wanted * 4 // 3)))
+            programs_per_sm = max(n for n in PROGRAMS_PER_SM if n <= most)
+
+    # more stages make up for a padded tile, where no other program does
+    num_stages = MIN_STAGES
+    if programs_per_sm == 1:
+        num_stages = 1 + ceildiv(FLIGHT_BYTES, tile_bytes)
+        num_stages = max(MIN_STAGES, min(MAX_STAGES, num_stages))
+    shared = SHARED_MEMORY_KIB.get(device.cc, DEFAULT_SHARED_MEMORY_KIB)
+    shared = (shared - OTHER_SHARED_MEMORY_KIB) * 1024 // programs_per_sm
+    stages = shared // max(1, tile * cost.stream_bytes)
+    if reload and stages // 2 >= MIN_STAGES:
+        # the loads of both passes are staged
+        stages //= 2
+    elif reload:
+        # Two stages hold the loads of the first pass alone. One is better where they
+        # fit in registers: the second pass has more cache.
+        fit = throughout + cost.streams * tile <= REGISTERS_PER_SM
+        num_stages = 1 if fit else 2
+
+    num_programs = device.multi_processor_count * programs_per_sm
+    if rows is not None:
+        num_programs = max(1, min(num_programs, ceildiv(rows, xblock)))
+    return RowSplit(
+        num_programs=num_programs,
+        programs_per_sm=programs_per_sm,
+        xblock=xblock,
+        num_warps=num_warps,
+        num_stages=max(1, min(num_stages, stages)),
+        reload=reload,
+        hoist=hoist,
+    )
+
+
+def registers(values: int, num_warps: int) -> int:
+    """Of a thread, when a program of ``num_warps`` keeps ``values``."""
+    return ceildiv(values, num_warps * 32) + OTHER_REGISTERS
+
+
+def row_pass_eviction_policy(row_pass: int, policy: str) -> str:
+    """
+    The eviction policy of a load in a kernel that loads rows again: the first pass
+    keeps what the next one reads. The policies differ, or the compiler would take
+    both loads for one and keep its value in registers.
+    """
+    if policy:  # broadcast
+        return policy if row_pass == 0 else ""
+    return ", eviction_policy='evict_" + ("last'" if row_pass == 0 else "first'")
