@@ -362,7 +362,7 @@ def _watching_refusals(record: _Record) -> Iterator[None]:
                 note(first, second, reason)
         return answer
 
-    def can_fuse(cls: Any, node1: Any, node2: Any, **how: Any) -> Any:
+    def can_fuse(cls: Any, node1: Any, node2: Any, /, **how: Any) -> Any:
         return asked(lambda: pairwise(cls, node1, node2, **how), node1, node2, _gate)
 
     def can_fuse_with(self: Any, other: Any) -> Any:
