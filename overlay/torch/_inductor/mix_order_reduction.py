@@ -21,7 +21,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
 from . import config, ir
-from .dependencies import MemoryDep
+from .dependencies import Dep, MemoryDep
 from .loop_body import MemoryUsageType
 from .runtime.hints import ReductionHint
 from .runtime.runtime_utils import next_power_of_2
@@ -335,6 +335,41 @@ def ready_epilogue(
             epilogue += nodes  # type: ignore[arg-type]
             done = inside
     return epilogue
+
+
+def leading_epilogue(
+    finals: Sequence[SchedulerNode],
+    epilogue: Sequence[SchedulerNode],
+    columns: sympy.Expr,
+) -> list[SchedulerNode]:
+    """
+    The first nodes of ``epilogue`` that can be in the kernel of the final reductions
+    ``finals``: those that work on its ``columns``, and read what it writes where it is
+    written. Second layers and what was fused with them come together here for the
+    first time, so the scheduler did not compare their indices.
+    """
+    for final in finals:
+        dtype = final.node.get_dtype()  # type: ignore[union-attr]
+        # in registers a narrower integer has not wrapped around
+        if not dtype.is_floating_point and dtype != final.node.data.dtype:  # type: ignore[union-attr]
+            return []
+
+    written: dict[str, Dep] = {}
+    leading: list[SchedulerNode] = []
+    for node in (*finals, *epilogue):
+        if node not in finals:
+            if node.group[1] != (columns, 1) or any(
+                dep.name in written
+                and not (
+                    isinstance(dep, MemoryDep)
+                    and dep.normalize() == written[dep.name].normalize()
+                )
+                for dep in node.read_writes.reads
+            ):
+                break
+            leading.append(node)
+        written.update((dep.name, dep) for dep in node.read_writes.writes)
+    return leading
 
 
 def is_row_invariant(indexing: IndexingOptions) -> bool:

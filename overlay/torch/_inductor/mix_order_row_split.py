@@ -205,7 +205,7 @@ def row_split(
     ``rows`` is None when they are dynamic: then they are taken to fill the GPU.
     ``programs_per_sm`` is chosen here, but for autotuning.
     """
-    row_bytes = max(1, cost.rnumel * cost.stream_bytes)
+    row_bytes = cost.rnumel * max(1, cost.stream_bytes)
     if row_bytes * 2 <= MAX_TILE_BYTES and cost.rnumel > MIN_TILE:
         xblock = last_power_of_2(MAX_TILE_BYTES // row_bytes)
     else:
@@ -284,9 +284,13 @@ def registers(values: int, num_warps: int) -> int:
 def row_pass_eviction_policy(row_pass: int, policy: str) -> str:
     """
     The eviction policy of a load in a kernel that loads rows again: the first pass
-    keeps what the next one reads. The policies differ, or the compiler would take
-    both loads for one and keep its value in registers.
+    keeps what the next one reads. The policies of successive passes differ, or the
+    compiler would take both loads for one and keep its value in registers.
     """
     if policy:  # broadcast
-        return policy if row_pass == 0 else ""
-    return ", eviction_policy='evict_" + ("last'" if row_pass == 0 else "first'")
+        return policy if row_pass % 2 == 0 else ""
+    return (
+        ", eviction_policy='evict_last'",
+        ", eviction_policy='evict_first'",
+        "",
+    )[row_pass % 3]

@@ -1,0 +1,196 @@
+# Owner(s): ["module: inductor"]
+
+import ast
+import re
+import unittest
+
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor import metrics
+from torch._inductor.exc import InductorError
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+from torch.utils._pytree import tree_map_only
+
+
+PERSISTENT = "triton.mix_order_reduction_persistent_row_split"
+SPLIT_SIZE = "triton.mix_order_reduction_split_size"
+FUSE = {
+    "triton.mix_order_reduction": True,
+    "triton.mix_order_reduction_non_strict_mode": True,
+    "triton.mix_order_reduction_max_reads": 0,
+    "triton.mix_order_reduction_autotune_split_size": False,
+    SPLIT_SIZE: None,
+    PERSISTENT: True,
+    # few rows are split, which is another patch's business
+    "split_reductions": False,
+    "deterministic": False,
+    "max_autotune": False,
+    "coordinate_descent_tuning": False,
+}
+nvidia_only = unittest.skipIf(
+    GPU_TYPE != "cuda" or torch.version.hip is not None, "not an NVIDIA GPU"
+)
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=GPU_TYPE).to(dtype)
+
+
+def rms_norm_backward(x, weight, dy, rstd):
+    xhat = x * rstd
+    wdy = weight * dy
+    dx = (wdy - xhat * (xhat * wdy).mean(-1, keepdim=True)) * rstd
+    return dx, (dy * xhat).sum(0)
+
+
+def rms_norm_args(rows, columns, dtype=torch.float32):
+    x, dy = (randn(rows, columns, dtype=dtype) for _ in range(2))
+    return x, randn(columns, dtype=dtype), dy, torch.rand(rows, 1, device=GPU_TYPE)
+
+
+class TestBase(TestCase):
+    def setUp(self):
+        super().setUp()
+        metrics.reset()
+
+    def compare(self, f, actual, args, ulps=2):
+        """
+        ``actual`` is what eager returns for ``f(*args)`` in shape, stride and dtype,
+        and no further from eager in float64 than eager is in the same dtype, or
+        ``ulps``.
+        """
+        reference = f(
+            *tree_map_only(
+                torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, args
+            )
+        )
+        eager = f(*args)
+        self.assertEqual(len(actual), len(eager))
+        for act, expect, ref in zip(actual, eager, reference):
+            self.assertEqual(act.shape, expect.shape)
+            self.assertEqual(act.stride(), expect.stride())
+            self.assertEqual(act.dtype, expect.dtype)
+            if not act.is_floating_point():
+                self.assertTrue(torch.equal(act, expect))
+                continue
+            error = (act.double() - ref.double()).norm()
+            eager_error = (expect.double() - ref.double()).norm()
+            ulp = torch.finfo(act.dtype).eps * ref.double().norm()
+            self.assertLessEqual(error, max(1.1 * eager_error, ulps * ulp))
+
+    def check(self, f, *args, fused=1, ulps=2, **options):
+        """
+        Compile ``f``, expect ``fused`` mix-order kernels and what eager returns.
+        Returns the generated code.
+        """
+        with inductor_config.patch({**FUSE, **options}):
+            try:
+                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+            except InductorError as error:
+                self.fail(f"does not compile: {error}")
+        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+        self.compare(f, actual, args, ulps)
+        return "\n".join(code)
+
+    def kernel(self, code):
+        """The one mix-order kernel: what is before its loop over rows, and the loop."""
+        kernels = [k for k in code.split("async_compile.triton(") if "RSPLIT_SIZE" in k]
+        self.assertEqual(len(kernels), 1)
+        before, _, loop = kernels[0].partition("for _ in tl.range(0, split_size")
+        return before, loop.partition("''', device")[0]
+
+    def loads(self, code):
+        """How many loads are before the loop over rows, and how many are in it."""
+        return tuple(part.count("tl.load(") for part in self.kernel(code))
+
+    def meta(self, code):
+        """What the kernel carries of its row split."""
+        match = re.search(r"'row_split': (\{.*?\})", self.kernel(code)[0])
+        self.assertIsNotNone(match, "the kernel has no row split")
+        return ast.literal_eval(match[1])
+
+
+def sums(x, weight):
+    y = x * weight
+    return y.sum(0), y.sum(1)
+
+
+@nvidia_only
+@instantiate_parametrized_tests
+class PersistentRowsTest(TestBase):
+    """A fixed number of programs, each with one run of rows."""
+
+    # of 8 rows: a tile and a bit, 2, 2 and a bit, and more
+    @parametrize("rows", (9, 16, 17, 133, 1031))
+    def test_rows(self, rows):
+        code = self.check(rms_norm_backward, *rms_norm_args(rows, 96))
+        meta = self.meta(code)
+        (xblock, _, _), *_ = meta["configs"]
+        self.assertLessEqual(meta["NUM_PROGRAMS"], -(-rows // xblock))
+
+    @parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
+    def test_dtypes(self, dtype):
+        code = self.check(sums, randn(133, 96, dtype=dtype), randn(96, dtype=dtype))
+        self.meta(code)
+
+    @parametrize("rows", (200, 331))
+    def test_workspace_does_not_grow(self, rows):
+        code = self.check(sums, randn(rows, 8192), randn(8192))
+        programs = self.meta(code)["NUM_PROGRAMS"]
+        properties = DeviceProperties.create(torch.device(GPU_TYPE))
+        self.assertEqual(programs % properties.multi_processor_count, 0)
+        self.assertIn(
+            f"workspace_0 = empty_strided_cuda(({programs * 8192}, ), (1, ), torch.float32)",
+            code,
+        )
+
+    def test_dynamic_rows(self):
+        f = torch.compile(sums, fullgraph=True)
+        weight = randn(4096)
+        with (
+            inductor_config.patch(FUSE),
+            torch._dynamo.config.patch(error_on_recompile=True),
+            torch.fx.experimental._config.patch(backed_size_oblivious=True),
+        ):
+            for rows in (200, 133, 17, 1, 0):
+                x = randn(rows, 4096)
+                torch._dynamo.mark_dynamic(x, 0)
+                if rows == 200:
+                    actual, (code,) = run_and_get_code(f, x, weight)
+                else:
+                    actual = f(x, weight)
+                self.compare(sums, actual, (x, weight))
+        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
+        self.meta(code)
+
+    def test_pipelined(self):
+        code = self.check(sums, randn(133, 4096), randn(4096))
+        self.assertIn("num_stages=NUM_STAGES", self.kernel(code)[1].partition("\n")[0])
+        (_, _, num_stages), *_ = self.meta(code)["configs"]
+        self.assertGreater(num_stages, 1)
+
+    @parametrize("option", (PERSISTENT, SPLIT_SIZE))
+    def test_not_persistent(self, option):
+        args = randn(133, 96), randn(96)
+        self.meta(self.check(sums, *args))
+        value = 16 if option == SPLIT_SIZE else False
+        code = self.check(sums, *args, fused=2, **{option: value})
+        self.assertNotIn("'row_split'", code)
+        self.assertIn("RSPLIT_SIZE : tl.constexpr", self.kernel(code)[0])
+
+    def test_block_pointers(self):
+        code = self.check(sums, randn(133, 128), randn(128), **{"triton.use_block_ptr": True})
+        self.meta(code)
+        self.assertIn("xoffset += XBLOCK", code)
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()
