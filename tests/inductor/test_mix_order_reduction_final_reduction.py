@@ -1,12 +1,15 @@
 # Owner(s): ["module: inductor"]
 
+import contextlib
 import re
+import unittest
 
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
 from torch._inductor.choices import InductorChoices
 from torch._inductor.exc import InductorError
+from torch._inductor.graph import GraphLowering
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -84,6 +87,27 @@ class TestBase(TestCase):
         self.compare(f, actual, args, ulps)
         return code
 
+    def generate(self, f, *args, **options):
+        """The code for ``f``, which is not run."""
+
+        class Generated(Exception):
+            pass
+
+        codes = []
+
+        def save(code):
+            codes.append(code)
+            raise Generated
+
+        with (
+            inductor_config.patch({**FUSE, **options}),
+            unittest.mock.patch.object(GraphLowering, "save_output_code", save),
+            contextlib.suppress(Generated, InductorError),
+        ):
+            torch.compile(f, fullgraph=True)(*args)
+        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
+        return codes[0]
+
     def calls(self, code):
         """The kernels in the order of their calls."""
         return re.findall(r"(triton_\w+)\.run\((?!\*args)", code)
@@ -92,8 +116,10 @@ class TestBase(TestCase):
         return code.partition(f"def {name}(")[2].partition("''', device")[0]
 
     def final(self, code):
-        """The kernel of the final reduction."""
-        return self.source(code, self.calls(code)[1])
+        """The kernel that reads the workspace."""
+        readers = re.findall(r"(triton_\w+)\.run\((?!\*args).*\bworkspace_0\b", code)
+        _writer, reader = (self.source(code, name) for name in readers)
+        return reader
 
 
 @instantiate_parametrized_tests
@@ -479,6 +505,28 @@ class OptionsTest(TestBase):
         )
         if option == "benchmark_kernel":
             self.assertEqual(code.count("def get_args():"), 3)
+
+    @parametrize("split_reductions", (False, True))
+    def test_programmatic_dependent_launch(self, split_reductions):
+        """What reads the workspace waits for the kernel that writes it."""
+        if GPU_TYPE != "cuda" or torch.cuda.get_device_capability()[0] < 9:
+            self.skipTest("needs a GPU that has it")
+
+        def f(before, x, y):
+            mean = x.mean(0)
+            return before.amax(0), mean, y + mean.cos(), x.sum(1)
+
+        code = self.generate(
+            f,
+            randn(64, 50),
+            randn(1030, 96),
+            randn(7, 96),
+            split_reductions=split_reductions,
+            **{"triton.enable_pdl": True},
+        )
+        final = self.final(code)
+        wait, load = final.index("gdc_wait()"), final.index("tl.load(in_ptr0")
+        self.assertLess(wait, load)
 
 
 if __name__ == "__main__":
