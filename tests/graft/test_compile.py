@@ -1,5 +1,7 @@
 """What Inductor generates for a GPU that is described: kernels, bytes, refusals."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from lab_process import LabProcess
@@ -7,6 +9,9 @@ from lab_process import LabProcess
 from graft.lab import compile
 
 XNUMEL, RNUMEL = 32768, 768
+# These tests run on stock and on patched. The stack's final reduction is a kernel of its own, and
+# its workspace has a row a program: four an SM here.
+PATCHED = find_spec("torch._inductor.mix_order_row_split") is not None
 
 
 def in_lab_compile(name, shape, dtype="bf16", dynamic=False, knobs=None):
@@ -36,7 +41,7 @@ def norm(lab):
 
 def test_a_norm_s_backward_is_a_mix_order_kernel(norm):
     mix, last = norm["kernels"]
-    assert (mix["kind"], last["kind"]) == ("mix-order", "pointwise")
+    assert (mix["kind"], last["kind"]) == ("mix-order", "looped" if PATCHED else "pointwise")
     assert (mix["xnumel"], mix["rnumel"]) == (XNUMEL, RNUMEL)
     assert mix["partial_sums"] == 1
     assert (mix["launches"], last["launches"]) == (1, 1)
@@ -59,7 +64,7 @@ def test_bytes_are_those_of_the_buffers(norm):
     assert [each["bytes"] for each in mix["stores"]] == [tile]
     assert mix["load_count"] == 4
     assert mix["load_bytes"] == 2 * tile + row + column
-    splits = 2048
+    splits = 132 * 4 if PATCHED else 2048
     assert mix["workspace_bytes"] == splits * RNUMEL * 4
     assert mix["bytes"] == mix["load_bytes"] + mix["store_bytes"] + 2 * mix["workspace_bytes"]
 
@@ -111,8 +116,9 @@ def test_calls_of_what_is_not_generated_are_counted(lab, tmp_path):
 
 def test_identical_kernels_of_other_names_have_one_key(lab):
     (graph,) = lab("compile", "layer_norm_backward", [XNUMEL, RNUMEL])
-    # dweight and dbias are cast by the same kernel.
-    assert sorted(kernel["launches"] for kernel in graph["kernels"]) == [1, 2]
+    # dweight and dbias are cast by the same kernel, where the final reduction does not cast them.
+    launches = sorted(kernel["launches"] for kernel in graph["kernels"])
+    assert launches == ([1, 1] if PATCHED else [1, 2])
     source = graph["kernels"][0]["source"]
     name = graph["kernels"][0]["name"]
     renamed = source.replace(name, "triton_other_7") + "# a comment\n"

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from importlib.util import find_spec
 
 import click.testing
 import pytest
@@ -258,7 +259,9 @@ def test_both_sides_answer(real):
     assert real.gpu == "NVIDIA H100 80GB HBM3"
     assert real.described
     assert [k.key for k in real.gone + real.new] == []
-    assert [k.kind for k in real.same] == ["mix-order", "pointwise"]
+    # what finishes the column sums: a kernel with the stack, the wrapper and a cast without
+    finish = "looped" if find_spec("torch._inductor.mix_order_row_split") else "pointwise"
+    assert [k.kind for k in real.same] == ["mix-order", finish]
     assert real.stock.compile_seconds > 0
 
 

@@ -50,7 +50,7 @@ class Kernel:
 
     `kind` is "mix-order", "persistent", "looped", "pointwise" or "other"; `partial_sums` the number
     of partial accumulators that a mix-order kernel leaves in its workspace, each for one more
-    reduction in the wrapper; `launches` the calls in the wrapper.
+    reduction: in the wrapper, or in a kernel; `launches` the calls in the wrapper.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Kernel:
 
     @property
     def bytes(self) -> int:
-        """Bytes of one launch; the workspace is written here and read by the wrapper."""
+        """Bytes of one launch; the workspace is written here and read to finish what it holds."""
         return self.load_bytes + self.store_bytes + 2 * self.workspace_bytes
 
     @property
