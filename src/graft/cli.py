@@ -346,6 +346,7 @@ def pin_add(
     """Make a pin of torch VERSION, with what of the series applies to it three-way."""
     from rich.console import Console
 
+    from graft import new_pin, trial_report
     from graft import pin_add as adding
 
     if python and files:
@@ -353,11 +354,11 @@ def pin_add(
     trial = adding.of_version(
         prefix, version, old=old, python=python, files=files, dry_run=dry_run, say=click.echo
     )
-    adding.show(trial, Console())
+    trial_report.show(trial, Console())
     if page:
-        adding.report(trial, page)
+        trial_report.report(trial, page)
     if not dry_run:
-        written = adding.write(trial)
+        written = new_pin.write(trial)
         click.echo(f"wrote pins/{trial.new.name}.toml and {len(written) - 2} patches")
         click.echo(f"next: ./build.sh --pin {trial.new.name} --python PY, with torch {version}")
 

@@ -17,9 +17,9 @@ from graft import checkout as checkouts
 from graft.checkout import Checkout
 from graft.errors import GraftError, UsageError
 from graft.git import FORMAT_PATCH_FLAGS, IDENTITY, GitFailed
-from graft.stack import FileChange, Patch, Stack, release_numbers
+from graft.places import CLEAN, CONFLICT, MOVED, THERE, offset, unmerged
+from graft.stack import Patch, Stack, release_numbers
 
-CLEAN, MOVED, CONFLICT, THERE = "clean", "moved", "conflict", "already there"
 NOT_TRIED = "not tried"
 
 
@@ -232,16 +232,7 @@ def _judge(work: _Work, patch: Patch, parent: str, commit: str) -> Outcome:
         return Outcome(patch, CLEAN, commit=commit)
     text = work.git("format-patch", *FORMAT_PATCH_FLAGS, "--stdout", "-1", commit)
     now = {c.path: c for c in replace(patch, text=text.encode("utf-8", "surrogateescape")).files}
-    return Outcome(patch, MOVED, tuple(_offset(c, now.get(c.path)) for c in differing), commit)
-
-
-def _offset(change: FileChange, now: FileChange | None) -> str:
-    """How far the hunks of a file are from where the patch has them: ``<path> +12, -3 lines``."""
-    if now is None or len(now.hunks) != len(change.hunks):
-        return change.path
-    offsets = [new.old_start - old.old_start for old, new in zip(change.hunks, now.hunks)]
-    shown = ", ".join(f"{offset:+d}" for offset in dict.fromkeys(offsets) if offset)
-    return f"{change.path} {shown} lines" if shown else change.path
+    return Outcome(patch, MOVED, tuple(offset(c, now.get(c.path)) for c in differing), commit)
 
 
 # --- elsewhere -----------------------------------------------------------------------------------
@@ -270,7 +261,7 @@ def _move(work: _Work, patch: Patch, tip: str, parent: str, commit: str) -> Outc
     try:
         work.git("rebase", *options, "--onto", tip, parent, commit)
     except GitFailed:
-        places = _unmerged(work)
+        places = unmerged(work.git)
         if not places:
             raise
         work.git("rebase", "--quit")
@@ -279,48 +270,6 @@ def _move(work: _Work, patch: Patch, tip: str, parent: str, commit: str) -> Outc
         return Outcome(patch, CONFLICT, places)
     moved = work.head
     return Outcome(patch, THERE) if moved == tip else _judge(work, patch, tip, moved)
-
-
-def _unmerged(work: _Work) -> tuple[str, ...]:
-    """The lines in conflict, as they are numbered in the file that is there already."""
-    places: list[str] = []
-    entries = work.git("ls-files", "-u", "-z").split("\0")[:-1]
-    stages: dict[str, set[str]] = {}
-    for entry in entries:
-        info, _, path = entry.partition("\t")
-        stages.setdefault(path, set()).add(info.split()[2])
-    for path, has in stages.items():
-        if "2" not in has:
-            places.append(f"{path} (is not there)")
-        elif "3" not in has:
-            places.append(f"{path} (removed here)")
-        else:
-            diff = work.git("diff", "--ours", "-U0", "--no-color", "--no-ext-diff", "--", path)
-            ranges = conflict_ranges(diff)
-            places += [f"{path}:{lines}" for lines in ranges] or [path]
-    return tuple(places)
-
-
-def conflict_ranges(diff: str) -> list[str]:
-    """The lines in conflict, from what ``git diff --ours -U0`` says of a file with markers.
-
-    The diff is from our file to the marked one, so that between ``<<<<<<<`` and ``=======`` there
-    is what it left in place: ``120-134``, or ``120`` for one line or a place between two.
-    """
-    ranges: list[str] = []
-    old = start = 0
-    for line in diff.splitlines():
-        if hunk := re.match(r"@@ -(\d+)(?:,(\d+))? \+", line):
-            # With a count of 0 the number is of the line before.
-            old = int(hunk[1]) + (hunk[2] == "0")
-        elif line.startswith("+<<<<<<<"):
-            start = old
-        elif line.startswith("+=======") and start:
-            ranges.append(f"{start}-{old - 1}" if old - 1 > start else f"{start}")
-            start = 0
-        elif line.startswith("-") and not line.startswith("--- "):
-            old += 1
-    return ranges
 
 
 # --- as they are handed over ---------------------------------------------------------------------

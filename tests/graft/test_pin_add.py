@@ -10,9 +10,13 @@ import standin
 from rich.console import Console
 from standin import Project
 
-from graft import bases, pin_add, pins, stack, tree
+from graft import bases, new_pin, pin_add, pins, stack, tree, trial_report
+from graft import release as releases
+from graft import trial as trials
 from graft.errors import GraftError, UsageError
-from graft.pin_add import Release, Trial
+from graft.grafter import Grafter
+from graft.release import Release
+from graft.trial import Trial
 
 COMMIT = "c" * 40
 SCHEDULER = standin.FILES["torch/_inductor/scheduler.py"]
@@ -123,7 +127,7 @@ def test_what_applies_is_written_and_builds(project: Project, new: Path, tmp_pat
     assert kept == ["clean", "moved", "own"]
     left_out = {v.patch.subject: v.left_out for v in trial.verdicts if v.left_out}
     assert left_out == {"Needs": "needs conflict"}
-    pin_add.write(trial, root)
+    new_pin.write(trial, root)
     series = stack.load(pins.load("v2.13.0", root), root)
     assert [patch.name for patch in series.patches] == [f"{name}.patch" for name in kept]
     text = stack.series_file(series.pin, root).read_text()
@@ -138,7 +142,7 @@ def test_what_applies_is_written_and_builds(project: Project, new: Path, tmp_pat
     assert "knob_25 = 250\n" in changed
     assert "knob_10b" in changed
     with pytest.raises(UsageError, match=r"pins/v2.13.0.toml already"):
-        pin_add.write(trial, root)
+        new_pin.write(trial, root)
 
 
 def test_nothing_is_half_made(
@@ -151,7 +155,7 @@ def test_nothing_is_half_made(
     with monkeypatch.context() as broken:
         broken.setattr("graft.stack.Stack.check", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            pin_add.write(trial, root)
+            new_pin.write(trial, root)
     assert not pins.file("v2.13.0", root).exists()
     assert not (root / "patches/v2.13.0").exists()
 
@@ -169,7 +173,7 @@ def test_a_file_that_is_gone_and_one_with_a_new_name(project: Project, tmp_path:
     assert set(trial.gone) == {"torch/_inductor/config.py", "torch/_inductor/scheduler.py"}
     root = tmp_path / "root"
     shutil.copytree(project.root, root, symlinks=True)
-    pin_add.write(trial, root)
+    new_pin.write(trial, root)
     assert "torch/_inductor/settings.py" in pins.load("v2.13.0", root).files
 
 
@@ -206,7 +210,7 @@ def test_additions_are_set_apart(
         (repo / "f.py").write_text(text)
         standin.run_git(repo, "add", "-A")
         standin.run_git(repo, "commit", "-q", "-m", name)
-    grafter = object.__new__(pin_add._Grafter)
+    grafter = object.__new__(Grafter)
     grafter.repo = Repo(repo, "")
     assert not grafter._pick("main")
     assert grafter._set_apart("f.py") == (merged is not None)
@@ -234,12 +238,12 @@ def test_wrong_releases_are_refused(project: Project, new: Path, tmp_path: Path)
         attempt(project, new)
     old = Release("2.11.0", project.pin.commit, new)
     with pytest.raises(GraftError, match=r"is not that of torch 2.11.0"):
-        pin_add.attempt(project.stack, old, old)
+        trials.attempt(project.stack, old, old)
 
 
 def test_the_release_of_a_python(project: Project, tmp_path: Path) -> None:
     python = standin.make_base(tmp_path / "base", "d" * 40)
-    found = pin_add.of_python(python, "2.11.0")
+    found = releases.of_python(python, "2.11.0")
     assert found.commit == "d" * 40
     assert "torch/_inductor/scheduler.py" in found.read()
 
@@ -248,16 +252,16 @@ def test_the_page_has_one_section_a_release(project: Project, new: Path, tmp_pat
     trial, page = attempt(project, new), tmp_path / "page.md"
     page.write_text("# New pins\n\nWords.\n")
     for _ in range(2):
-        pin_add.report(trial, page)
+        trial_report.report(trial, page)
     text = page.read_text()
     assert text.startswith("# New pins\n\nWords.\n\n<!-- pin: v2.13.0 -->\n## 2.13.0\n")
     assert text.count("| conflict | conflict | torch/_inductor/scheduler.py:6 | no |") == 1
     other = attempt(project, release(tmp_path / "same", "2.11.1"), "2.11.1")
-    pin_add.report(other, page)
-    pin_add.report(trial, page)
+    trial_report.report(other, page)
+    trial_report.report(trial, page)
     assert page.read_text().count("<!-- pin: ") == 2
     console = Console(record=True, width=120)
-    pin_add.show(trial, console)
+    trial_report.show(trial, console)
     assert "7 patches, 2 clean, 2 moved, 2 already there, 1 conflict; 3 can be" in (
         console.export_text().replace("\n", " ")
     )
