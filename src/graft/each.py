@@ -200,7 +200,8 @@ class _Bench:
 
 
 def _is_test(path: str) -> bool:
-    return PurePosixPath(path).match("test_*.py")
+    """Whether pytest finds tests in it; ``test_*_utils.py`` is what several files share."""
+    return PurePosixPath(path).match("test_*.py") and not path.endswith("_utils.py")
 
 
 def _judge(bench: _Bench) -> Verdict:

@@ -10,7 +10,7 @@ from torch._inductor import metrics
 from torch._inductor.choices import InductorChoices
 from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
-from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.test_case import run_tests
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
@@ -18,73 +18,42 @@ from torch.testing._internal.common_utils import (
     parametrize,
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
-from torch.utils._pytree import tree_map_only
+
+try:
+    from .test_mix_order_reduction_utils import (
+        FUSE as FUSE_WHATEVER,
+        MixOrderTestCase,
+        randn,
+    )
+except ImportError:
+    from test_mix_order_reduction_utils import (
+        FUSE as FUSE_WHATEVER,
+        MixOrderTestCase,
+        randn,
+    )
 
 
 SPLIT_SIZE = "triton.mix_order_reduction_split_size"
 FUSE = {
-    "triton.mix_order_reduction": True,
-    "triton.mix_order_reduction_non_strict_mode": True,
+    **FUSE_WHATEVER,
     "triton.mix_order_reduction_max_reads": 0,
     "triton.mix_order_reduction_autotune_split_size": False,
     SPLIT_SIZE: None,
     "split_reductions": False,
-    "deterministic": False,
-    "max_autotune": False,
-    "coordinate_descent_tuning": False,
 }
 
 
-def randn(*shape, dtype=torch.float32):
-    return torch.randn(shape, device=GPU_TYPE).to(dtype)
+class TestBase(MixOrderTestCase):
+    fuse = FUSE
 
-
-class TestBase(TestCase):
-    def setUp(self):
-        super().setUp()
-        metrics.reset()
-
-    def compare(self, f, actual, args, ulps=2):
+    def check(self, f, *args, kernels=2, **options):
         """
-        ``actual`` is what eager returns for ``f(*args)`` in shape, stride and dtype,
-        and no further from eager in float64 than eager is in the same dtype, or
-        ``ulps``.
+        And expect ``kernels`` kernels in all, and nothing that the wrapper itself
+        computes.
         """
-        reference = f(
-            *tree_map_only(
-                torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, args
-            )
-        )
-        eager = f(*args)
-        self.assertEqual(len(actual), len(eager))
-        for act, expect, ref in zip(actual, eager, reference):
-            self.assertEqual(act.shape, expect.shape)
-            self.assertEqual(act.stride(), expect.stride())
-            self.assertEqual(act.dtype, expect.dtype)
-            if not act.is_floating_point():
-                self.assertTrue(torch.equal(act, expect))
-                continue
-            error = (act.double() - ref.double()).norm()
-            eager_error = (expect.double() - ref.double()).norm()
-            ulp = torch.finfo(act.dtype).eps * ref.double().norm()
-            self.assertLessEqual(error, max(1.1 * eager_error, ulps * ulp))
-
-    def check(self, f, *args, kernels=2, fused=1, ulps=2, **options):
-        """
-        Compile ``f``, expect ``fused`` mix-order kernels, ``kernels`` in all, nothing
-        that the wrapper itself computes, and what eager returns. Returns the
-        generated code.
-        """
-        with inductor_config.patch({**FUSE, **options}):
-            try:
-                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-            except InductorError as error:
-                self.fail(f"does not compile: {error}")
-        code = "\n".join(code)
-        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+        code = super().check(f, *args, **options)
         self.assertEqual(len(self.calls(code)), kernels)
         self.assertNotRegex(code, r"\.\w+\(dim=0")
-        self.compare(f, actual, args, ulps)
         return code
 
     def generate(self, f, *args, **options):
@@ -118,8 +87,8 @@ class TestBase(TestCase):
     def final(self, code):
         """The kernel that reads the workspace."""
         readers = re.findall(r"(triton_\w+)\.run\((?!\*args).*\bworkspace_0\b", code)
-        _writer, reader = (self.source(code, name) for name in readers)
-        return reader
+        self.assertEqual(len(readers), 2, "the writer and the reader of the workspace")
+        return self.source(code, readers[1])
 
 
 @instantiate_parametrized_tests
@@ -510,7 +479,7 @@ class OptionsTest(TestBase):
     def test_programmatic_dependent_launch(self, split_reductions):
         """What reads the workspace waits for the kernel that writes it."""
         if GPU_TYPE != "cuda" or torch.cuda.get_device_capability()[0] < 9:
-            self.skipTest("needs a GPU that has it")
+            self.skipTest("needs a GPU, or a lab with one, of compute capability 9")
 
         def f(before, x, y):
             mean = x.mean(0)

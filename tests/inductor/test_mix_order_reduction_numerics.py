@@ -3,75 +3,28 @@
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
-from torch._inductor.exc import InductorError
-from torch._inductor.test_case import run_tests, TestCase
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.test_case import run_tests
 from torch.testing import FileCheck
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
-from torch.utils._pytree import tree_map_only
 
-
-# Fuse whatever can be fused: these tests are about what a fused kernel returns.
-FUSE = {
-    "triton.mix_order_reduction": True,
-    "triton.mix_order_reduction_non_strict_mode": True,
-    "deterministic": False,
-    "max_autotune": False,
-    "coordinate_descent_tuning": False,
-}
-
-
-class TestBase(TestCase):
-    def setUp(self):
-        super().setUp()
-        metrics.reset()
-
-    def compare(self, f, actual, args, ulps=2):
-        """
-        ``actual`` is what eager returns for ``f(*args)`` in shape, stride and dtype,
-        and no further from eager in float64 than eager is in the same dtype, or
-        ``ulps``.
-        """
-        reference = f(
-            *tree_map_only(
-                torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, args
-            )
-        )
-        eager = f(*args)
-        self.assertEqual(len(actual), len(eager))
-        for act, expect, ref in zip(actual, eager, reference):
-            self.assertEqual(act.shape, expect.shape)
-            self.assertEqual(act.stride(), expect.stride())
-            self.assertEqual(act.dtype, expect.dtype)
-            if not act.is_floating_point():
-                self.assertTrue(torch.equal(act, expect))
-                continue
-            error = (act.double() - ref.double()).norm()
-            eager_error = (expect.double() - ref.double()).norm()
-            ulp = torch.finfo(act.dtype).eps * ref.double().norm()
-            self.assertLessEqual(error, max(1.1 * eager_error, ulps * ulp))
-
-    def check(self, f, *args, fused=1, ulps=2, **options):
-        """
-        Compile ``f``, expect ``fused`` mix-order kernels and what eager returns.
-        Returns the generated code.
-        """
-        with inductor_config.patch({**FUSE, **options}):
-            try:
-                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-            except InductorError as error:
-                self.fail(f"does not compile: {error}")
-        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
-        self.compare(f, actual, args, ulps)
-        return "\n".join(code)
+try:
+    from .test_mix_order_reduction_utils import (
+        FUSE,
+        MixOrderTestCase,
+    )
+except ImportError:
+    from test_mix_order_reduction_utils import (
+        FUSE,
+        MixOrderTestCase,
+    )
 
 
 @instantiate_parametrized_tests
-class RowsBeyondTheEndTest(TestBase):
+class RowsBeyondTheEndTest(MixOrderTestCase):
     """Rows of the last tile beyond xnumel contribute the reduction's identity."""
 
     @parametrize("shape", ((1025, 512), (33, 64), (40001, 512)))
@@ -99,7 +52,7 @@ class RowsBeyondTheEndTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class AccumulateDtypeTest(TestBase):
+class AccumulateDtypeTest(MixOrderTestCase):
     """Partials are kept in a type that holds the result."""
 
     @parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.bool))
@@ -128,7 +81,7 @@ class AccumulateDtypeTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class FinalBufferTest(TestBase):
+class FinalBufferTest(MixOrderTestCase):
     """The final reduction goes to the buffer, shape and strides that were scheduled."""
 
     @parametrize("split_reductions", (False, True))
@@ -181,7 +134,7 @@ class FinalBufferTest(TestBase):
         self.check(f, torch.randn(1030, 96, device=GPU_TYPE))
 
 
-class ReductionTypesTest(TestBase):
+class ReductionTypesTest(MixOrderTestCase):
     """Whatever joins a mix-order kernel is accumulated as it should be, or stays out."""
 
     def test_absorbed_any(self):
@@ -200,7 +153,7 @@ class ReductionTypesTest(TestBase):
         self.check(lambda x: (x.amax(0), x.sum(1)), x, fused=0, **off)
 
 
-class OneSideTest(TestBase):
+class OneSideTest(MixOrderTestCase):
     """Reductions over the rows are siblings: none reads what another returns."""
 
     def test_sum_of_deviations(self):
@@ -214,7 +167,7 @@ class OneSideTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class SplitContiguousNodeTest(TestBase):
+class SplitContiguousNodeTest(MixOrderTestCase):
     """A contiguous node that lowering split in two layers can be left alone."""
 
     @parametrize("shape", ((3, 8472), (64, 16384)))
@@ -234,7 +187,7 @@ class SplitContiguousNodeTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class DynamicRowsTest(TestBase):
+class DynamicRowsTest(MixOrderTestCase):
     """The split follows the rows at run time."""
 
     @staticmethod
@@ -267,7 +220,7 @@ class DynamicRowsTest(TestBase):
         self.assertEqual(metrics.codegen_mix_order_reduction, 0)
 
 
-class RowResultTest(TestBase):
+class RowResultTest(MixOrderTestCase):
     """What is done to a row's result is done in the loop over rows."""
 
     def after_the_loop(self, code):
@@ -288,7 +241,7 @@ class RowResultTest(TestBase):
         self.assertNotIn(".to(tl.", self.after_the_loop(code))
 
 
-class WorkspaceReuseTest(TestBase):
+class WorkspaceReuseTest(MixOrderTestCase):
     """The workspace is freed before the epilogue of the same node allocates."""
 
     def test_workspace_of_one_split(self):
@@ -297,7 +250,7 @@ class WorkspaceReuseTest(TestBase):
         self.check(lambda x: (x.sum(0).float(), x.sum(1)), x)
 
 
-class EpilogueTest(TestBase):
+class EpilogueTest(MixOrderTestCase):
     """What was fused with the reduction over rows comes after the kernel."""
 
     def test_two_domains(self):
@@ -309,7 +262,7 @@ class EpilogueTest(TestBase):
         self.check(f, torch.randn(96, 1030, device=GPU_TYPE), split_reductions=False)
 
 
-class BlockPointerTest(TestBase):
+class BlockPointerTest(MixOrderTestCase):
     """Block pointers follow the loop over rows."""
 
     def test_use_block_ptr(self):
@@ -320,7 +273,7 @@ class BlockPointerTest(TestBase):
         FileCheck().check("make_block_ptr").check("xoffset += XBLOCK").run(code)
 
 
-class NotCooperativeTest(TestBase):
+class NotCooperativeTest(MixOrderTestCase):
     """The programs of a mix-order kernel already share the rows."""
 
     def test_force_cooperative_reductions(self):
