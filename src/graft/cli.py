@@ -441,6 +441,7 @@ def upstream_tests(
         comparison.write(found.as_json(), file)
     if found.broken:
         raise GraftError(f"{len(found.broken)} tests pass on stock and fail on patched")
+    comparison.check_read(found)
     if found.pending:
         raise GraftError(f"{found.pending} tests were not reached", "the same command goes on")
     if not found.rows:
@@ -507,6 +508,7 @@ def opinfo(
         comparison.write(operators.as_json(found), file)
     if found.broken:
         raise GraftError(f"{len(found.broken)} cases pass on stock and fail on patched")
+    comparison.check_read(found)
     if found.pending:
         raise GraftError(f"{found.pending} cases were not reached", "the same command goes on")
     if not found.rows:

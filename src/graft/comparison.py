@@ -7,6 +7,7 @@ on a GPU, some tests fail for want of memory.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from graft.differences import Difference
+from graft.errors import GraftError
 from graft.testpool import Pool, Side
 from graft.testrun import OUTCOMES, Result
 
@@ -90,6 +92,11 @@ class Comparison:
     def broken(self) -> list[Row]:
         """The rows for which the comparison fails."""
         return [row for row in self.rows if row.is_broken]
+
+    @property
+    def unread(self) -> list[Row]:
+        """The rows of files that pytest cannot read on a side: nothing of them was run there."""
+        return [row for row in self.rows if "::" not in row.test]
 
     @property
     def differing(self) -> list[Row]:
@@ -204,6 +211,15 @@ def _stale(meant: Sequence[Difference], rows: Sequence[Row]) -> list[Difference]
 
 
 # --- showing -------------------------------------------------------------------------------------
+
+
+def check_read(found: Comparison) -> None:
+    """Raise GraftError where pytest cannot read a file: nothing of it was run there."""
+    for row in found.unread:
+        broken = next(r for r in (row.patched, row.stock) if r and r.outcome == "error")
+        lines = broken.message.splitlines()
+        why = [line for line in lines if re.search(r"\w(Error|Exit|Exception): ", line)] or lines
+        raise GraftError(f"{row.test}: {lines[0].partition(':')[0]}: {why[0].strip()}")
 
 
 def show(found: Comparison, console: Console) -> None:

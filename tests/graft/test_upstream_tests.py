@@ -287,6 +287,13 @@ def test_a_file_that_cannot_be_read_is_one_row(project: Project, tmp_path: Path)
     assert "as it was" in found.broken[0].patched.message  # type: ignore[union-attr]
 
 
+def test_a_file_that_no_side_can_read_is_an_error(project: Project, tmp_path: Path) -> None:
+    found = mine(project, tmp_path, "import no_such_module\n\ndef test_0():\n    pass\n")
+    assert not found.broken
+    with pytest.raises(GraftError, match="test_mine.py: .*cannot read it: .*no_such_module"):
+        comparison.check_read(found)
+
+
 def test_a_process_that_never_gets_to_a_test(project: Project, tmp_path: Path) -> None:
     text = (
         f"{PATCHED}import sys\nif PATCHED and '--collect-only' not in sys.argv: os._exit(3)\n\n"
