@@ -1,7 +1,8 @@
 """A worker that speaks the protocol and measures nothing: what the runner's tests run against.
 
-A case's name says what happens: `crash`, `hang`, `wrong`, `oom`, `oom_beside` (unless it prepares
-alone), `fatal`, `crash_timing`, and `slow...` (30 ms to prepare); anything else has a time.
+A case's name says what happens: `crash`, `hang`, `hang_with_gpu`, `wrong`, `oom`, `oom_beside`
+(unless it prepares alone), `fatal`, `crash_timing`, and `slow...` (30 ms to prepare); anything
+else has a time.
 FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
 first case and never start again, FAKE_GPU_NAME the GPUs' name, FAKE_PEER why Liger is absent;
 FAKE_SLOW makes every case slow.
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from graft.bench.gpu_lock import GpuLock
 from graft.bench.protocol import serve
 
 GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -32,7 +34,8 @@ class Failure(Exception):
 
 
 class Fake:
-    def __init__(self):
+    def __init__(self, waits):
+        self.waits = waits
         self.case = ""
         self.us = 100.0
         self.turns = 0
@@ -40,14 +43,18 @@ class Fake:
 
     def __call__(self, message):
         verb = message.pop("do")
-        with self.log.open("a") as log:
-            log.write(f"{GPU} {os.getpid()} {verb} {message.get('case', '')}\n")
+        self.note(verb, message.get("case", ""))
         if verb == "hello":
             seen = {"cores": sorted(os.sched_getaffinity(0)), "env": sorted(os.environ)}
             self.log.with_name(f"seen-{GPU}-{os.getpid()}.json").write_text(json.dumps(seen))
         return getattr(self, verb)(**message)
 
-    def hello(self, impl, knobs, paths, autotune):
+    def note(self, what, case=""):
+        with self.log.open("a") as log:
+            log.write(f"{GPU} {os.getpid()} {what} {case}\n")
+
+    def hello(self, impl, knobs, paths, autotune, lock):
+        self.gpu = GpuLock(Path(lock), self.waits)
         marker = self.log.with_name(f"died-{GPU}")
         if os.environ.get("FAKE_GPU_BROKEN") == GPU or marker.exists():
             sys.exit("no such device")
@@ -63,11 +70,29 @@ class Fake:
         return {"median": 4000.0, "q1": 4000.0, "q3": 4000.0, "n": 30}
 
     def prepare(self, case, shape, dtype, corpus, seed):
+        with self.gpu:
+            self.note("takes", case)
+            if case == "hang_with_gpu":
+                time.sleep(60)
+            facts = self.prepared(case)
+            self.note("lets-go", case)
+        return facts
+
+    def prepared(self, case):
         print("noise on standard output")
         self.case, self.turns = case, 0
         if os.environ.get("FAKE_GPU_DIES") == GPU:
             self.log.with_name(f"died-{GPU}").touch()
             os.abort()
+        self.note("lets-go", case)
+        with self.gpu.lent():
+            self.note("compiles", case)
+            self.compile(case)
+            self.note("compiled", case)
+        self.note("takes", case)
+        return {"bytes": 400_000, "kernels": 2, "mix_order": 1, "estimate_us": self.us}
+
+    def compile(self, case):
         if case == "crash":
             print("the last words", file=sys.stderr, flush=True)
             os._exit(7)
@@ -83,7 +108,6 @@ class Fake:
             raise Failure("crash", "an illegal memory access", fatal=True)
         if case.startswith("slow") or "FAKE_SLOW" in os.environ:
             time.sleep(0.03)
-        return {"bytes": 400_000, "kernels": 2, "mix_order": 1, "estimate_us": self.us}
 
     def beside(self):
         """Fail while another worker prepares: each holds a file while it does."""
@@ -125,4 +149,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         command(int(sys.argv[1]), sys.argv[2:])
     else:
-        serve(Fake())
+        serve(Fake)

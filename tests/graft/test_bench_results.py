@@ -110,6 +110,42 @@ def test_the_grid_is_as_large_and_as_wide_as_it_says():
     assert sum(n % 2 for _, n in grid) > 20
 
 
+def quarters(found):
+    """How many shapes lie in each quarter of the plane, by the logarithms of their sizes."""
+    counts = {}
+    for m, n in found:
+        quarter = (m >= 2**13, n >= 2**10)
+        counts[quarter] = counts.get(quarter, 0) + 1
+    return [counts.get((high, wide), 0) for high in (False, True) for wide in (False, True)]
+
+
+def test_any_part_of_the_grid_has_shapes_from_everywhere():
+    every = [count / len(shapes.GRID) for count in quarters(shapes.GRID)]
+    for start in range(0, len(shapes.GRID) - 90, 45):
+        part = shapes.GRID[start : start + 90]
+        assert quarters(part) == pytest.approx([count * 90 for count in every], abs=16)
+
+
+def test_shapes_held_out_are_a_third_from_everywhere():
+    fitted, held_out = shapes.GRID_FITTED, shapes.GRID_HELD_OUT
+    assert sorted(fitted + held_out) == sorted(shapes.GRID)
+    assert len(held_out) == pytest.approx(len(shapes.GRID) / 3, abs=1)
+    assert min(quarters(held_out)) > 20
+    # The split is cited with figures: it does not move.
+    assert held_out[:3] == ((131072, 1536), (3073, 1536), (524288, 64))
+
+
+def test_a_cut_run_has_some_of_each_case():
+    def points(case):
+        return [plan.Point(case, (i, 1), dtype) for i in range(2) for dtype in ("bf16", "fp32")]
+
+    turns = plan.in_turn([*points("a"), *points("b")])
+    assert [(point.case, point.shape[0]) for point in turns] == [
+        *[("a", 0), ("a", 0), ("b", 0), ("b", 0)],
+        *[("a", 1), ("a", 1), ("b", 1), ("b", 1)],
+    ]
+
+
 def test_shapes_resolve_groups_and_literals_and_name_what_they_are_not():
     own = {"default": [(8, 4)], "mine": [(1, 2), (3, 4)]}
     assert shapes.resolve("mine,5x6", own, "c") == [

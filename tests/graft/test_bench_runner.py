@@ -341,6 +341,62 @@ def test_stopping_a_run_leaves_no_worker(bench):
     assert threading.active_count() < 5
 
 
+# --- several points of a GPU at a time -----------------------------------------------------------
+
+
+def events(bench):
+    """What the workers noted, in order: (pid, what, case)."""
+    lines = [line.split(" ") for line in bench.log.read_text().splitlines()]
+    return [(int(pid), what, case) for _, pid, what, case in lines]
+
+
+def test_points_of_a_gpu_compile_side_by_side(bench):
+    rows = bench.run([f"slow{i}" for i in range(12)], jobs=3)
+    assert all("us" in time for row in rows.values() for time in row["times"].values())
+    compiling, most = set(), 0
+    for _, what, case in events(bench):
+        if what in ("compiles", "compiled"):
+            (compiling.add if what == "compiles" else compiling.discard)(case)
+            most = max(most, len(compiling))
+    assert most >= 2
+    assert len({pid for pid, what, _ in events(bench) if what == "hello"}) == 6
+    (gpu,) = results.load(bench.out)["gpus"]
+    assert gpu["copy_gb_per_s"]["median"] == 4000.0
+    assert len(bench.served("copy")) == 1
+
+
+def test_nobody_else_works_on_a_gpu_while_it_prepares_or_times(bench):
+    bench.run([f"slow{i}" for i in range(12)], jobs=3)
+    holder, timed, turns = None, set(), 0
+    for pid, what, _ in events(bench):
+        if what == "measure":
+            assert holder is None
+            timed, turns = timed | {pid}, turns + 1
+            if turns == 2 * 4:  # a point's turns: both contenders, each round
+                assert len(timed) == 2
+                timed, turns = set(), 0
+        elif what == "takes":
+            assert holder is None
+            assert not turns, "in the middle of a point's turns"
+            holder = pid
+        elif what == "lets-go":
+            assert holder == pid
+            holder = None
+
+
+def test_waiting_for_the_gpu_is_no_hang_but_keeping_it_is(bench):
+    rows = bench.run(["hang_with_gpu", "a", "b"], jobs=2, timeout_s=1.0)
+    for time_of in rows["hang_with_gpu"]["times"].values():
+        assert time_of["error"]["kind"] == "hang"
+    for case in "ab":
+        assert all("us" in time_of for time_of in rows[case]["times"].values())
+
+
+def test_no_more_lanes_than_points(bench):
+    bench.run(["a", "b"], jobs=8)
+    assert len(bench.served("hello")) == 4
+
+
 # --- the command, on GPUs that are not there -----------------------------------------------------
 
 GRID = ("sum_both", "--shapes", "grid", "--dtype", "bf16")
@@ -440,6 +496,12 @@ def test_a_peer_of_a_wrong_version_is_named_and_left_out(bench):
     done = results.load(bench.out)
     assert done["contenders"]["liger"]["absent"] == bench.env["FAKE_PEER"]
     assert "us" in done["rows"][0]["times"]["patched"]
+
+
+def test_jobs_are_in_the_command_that_a_file_holds(bench):
+    text = said(command(bench, "sum_both", "--dtype", "bf16", "--jobs-per-gpu", "2", gpus=1))
+    assert text.startswith("exit code 0\n")
+    assert results.load(bench.out)["commands"][0].endswith(" --jobs-per-gpu 2")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """The worker's preparation on the CPU: CUDA's calls stand still, and the clock is the host's."""
 
+import fcntl
+import threading
 import time
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
 
 from graft.bench import peers, worker
 from graft.bench.autograd import Backward
 from graft.bench.clock import Replay
+from graft.bench.gpu_lock import GpuLock
 from graft.cases import Case
 
 CPU = torch.device("cpu")
@@ -222,3 +226,139 @@ def test_repeatable_compares_bits():
     assert worker._same_bits(x, x.clone())
     assert not worker._same_bits(x, torch.tensor([1.0, float("nan"), 0.0]))
     assert worker._same_bits(x.to(torch.float8_e4m3fn), x.to(torch.float8_e4m3fn))
+
+
+# --- the GPU's lock ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    """A lock, and a function that says whether somebody else could take it."""
+    path = tmp_path / "gpu.lock"
+    lock = GpuLock(path)
+
+    def free():
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    lock.free = free
+    return lock
+
+
+def watched(backend_sees, run_sees):
+    def backend(graph, inputs):
+        backend_sees()
+
+        def run(*args):
+            run_sees()
+            return graph(*args)
+
+        return run
+
+    return backend
+
+
+def test_the_gpu_is_free_while_something_compiles_and_taken_when_it_runs(gpu):
+    seen = []
+    backend = watched(lambda: seen.append(gpu.free()), lambda: seen.append(gpu.free()))
+    gpu.acquire()
+    with worker._compiling(gpu):
+        assert not gpu.free()
+        torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3))
+        assert not gpu.free()
+    torch.compile(lambda x: x * 3, backend=backend)(torch.ones(3))
+    assert seen == [True, False, False, False]
+
+
+def test_a_kernel_is_loaded_with_the_gpu_taken(gpu, monkeypatch):
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    seen = []
+    loads = lambda self: seen.append(gpu.free())  # noqa: E731
+    monkeypatch.setattr(CachingAutotuner, "_make_launchers", loads)
+
+    def compiles():
+        CachingAutotuner._make_launchers(None)
+        seen.append(gpu.free())
+
+    gpu.acquire()
+    with worker._compiling(gpu):
+        backend = watched(compiles, lambda: None)
+        torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3))
+    assert seen == [False, True]
+    assert CachingAutotuner._make_launchers is loads
+
+
+def test_the_wait_for_the_gpu_is_no_compile_time(gpu, tmp_path):
+    taken = threading.Event()
+
+    def other():
+        with GpuLock(tmp_path / "gpu.lock"):
+            taken.set()
+            time.sleep(0.5)
+
+    def compiles():
+        threading.Thread(target=other).start()
+        assert taken.wait(5)
+        time.sleep(0.1)
+
+    gpu.acquire()
+    started = time.perf_counter()
+    with worker._compiling(gpu) as took:
+        backend = watched(compiles, lambda: None)
+        torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3))
+    whole = time.perf_counter() - started
+    assert gpu.waited_s > 0.3
+    assert 0.1 <= took() <= whole - gpu.waited_s + 0.01
+
+
+def test_a_compile_that_fails_leaves_the_gpu_with_who_had_it(gpu):
+    def fails(graph, inputs):
+        raise ValueError("no")
+
+    gpu.acquire()
+    with pytest.raises(Exception, match="no"), worker._compiling(gpu):
+        torch.compile(lambda x: x * 2, backend=fails)(torch.ones(3))
+    assert gpu.held
+    assert not gpu.free()
+
+
+def test_a_backward_compiles_with_the_gpu_free_too(bench, gpu, monkeypatch):
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen = []
+
+    def compiler(graph, inputs):
+        seen.append(gpu.free())
+        return make_boxed_func(graph.forward)
+
+    compile_ = torch.compile
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    monkeypatch.setattr(torch, "compile", lambda fn, **how: compile_(fn, backend=backend, **how))
+
+    def inputs(shape, dtype, device):
+        return torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+
+    made = bench(Backward(lambda x: x.exp(), (0,)), inputs)
+    made.impl, made.gpu = "compile", gpu
+    facts = prepare(made)
+    assert seen == [True, True]
+    assert facts["compile_s"] > 0
+    assert facts["repeatable"]
+    assert gpu.free()  # until the next request
+    made({"do": "release"})
+
+
+def test_others_get_the_gpu_when_its_work_is_done(tmp_path):
+    order = []
+    with GpuLock(tmp_path / "lock", settle=lambda: order.append("settled")) as lock:
+        with lock.lent():
+            order.append("lent")
+        with lock.borrowed():
+            assert lock.held
+    assert order == ["settled", "lent", "settled"]
+    assert lock.held_s > 0

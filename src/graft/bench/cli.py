@@ -65,6 +65,14 @@ def bench() -> None:
 @click.option("--again", is_flag=True, help="Discard what --out holds and measure anew.")
 @click.option("--gpus", default="", help="Indices by commas; all that are visible by default.")
 @click.option(
+    "--jobs-per-gpu",
+    "jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Points under way on a GPU: compiles overlap, what happens on the GPU never does.",
+)
+@click.option(
     "--peers",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A folder of wheels of peers and of what they need.",
@@ -100,6 +108,7 @@ def run_command(
     out: Path | None,
     again: bool,
     gpus: str,
+    jobs: int,
     peers: Path | None,
     autotune_peers: bool,
     corpus: Path | None,
@@ -134,6 +143,7 @@ def run_command(
         samples=samples,
         timeout_s=timeout,
         serial=serial,
+        jobs=jobs,
         autotune=autotune_peers,
         peer_paths=(str(peer_libraries.unpack(peers, pins.ROOT / ".graft" / "peers")),)
         if peers
@@ -156,6 +166,7 @@ def run_command(
                 corpus,
                 autotune_peers,
                 serial,
+                jobs,
             )
         ],
         "clock": setup.as_dict(),
@@ -333,6 +344,7 @@ def _command(
     corpus: Path | None,
     autotune: bool,
     serial: bool,
+    jobs: int,
 ) -> str:
     """The command as a result file holds it: what decides the figures, and no machine's paths."""
     words = ["graft", "bench", *cases, "--shapes", wanted_shapes]
@@ -343,6 +355,7 @@ def _command(
     words += ["--corpus", "DIR"] if corpus else []
     words += ["--autotune-peers"] if autotune else []
     words += ["--serial"] if serial else []
+    words += ["--jobs-per-gpu", str(jobs)] if jobs > 1 else []
     return " ".join(words)
 
 
@@ -365,7 +378,7 @@ def _measure(
         TimeRemainingColumn,
     )
 
-    from graft.bench import runner
+    from graft.bench import plan, runner
 
     console = Console()
     plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
@@ -393,7 +406,7 @@ def _measure(
 
         try:
             with _ended_by_sigterm():
-                runner.run(points, contenders, gpus, setup, journal, on_row, note)
+                runner.run(plan.in_turn(points), contenders, gpus, setup, journal, on_row, note)
         finally:
             # Also after an error, Ctrl-C or SIGTERM: what was measured becomes a result file.
             complete = all(point.key in journal.done for point in points)

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.metadata
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,19 +75,22 @@ def unpack(wheels: Path, into: Path) -> Path:
     for file in files:
         key.update(f"{file.name} {file.stat().st_size}\n".encode())
     target = into / key.hexdigest()[:16]
-    done = target / ".unpacked"
-    if done.exists():
+    if target.exists():
         return target
-    for file in files:
-        try:
-            with zipfile.ZipFile(file) as wheel:
-                wheel.extractall(target)
-        except zipfile.BadZipFile:
-            raise GraftError(f"{file} is no wheel: it cannot be unzipped") from None
-    for data in target.glob("*.data/*lib"):  # purelib and platlib belong at the top
-        for path in data.iterdir():
-            path.rename(target / path.name)
-    done.touch()
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into, prefix=".") as aside:
+        made = Path(aside) / "made"
+        for file in files:
+            try:
+                with zipfile.ZipFile(file) as wheel:
+                    wheel.extractall(made)
+            except zipfile.BadZipFile:
+                raise GraftError(f"{file} is no wheel: it cannot be unzipped") from None
+        for data in made.glob("*.data/*lib"):  # purelib and platlib belong at the top
+            for path in data.iterdir():
+                path.rename(made / path.name)
+        with contextlib.suppress(OSError):  # another run made it meanwhile
+            made.rename(target)
     return target
 
 

@@ -80,6 +80,20 @@ def points(
     return list(out.values())
 
 
+def in_turn(points: Sequence[Point]) -> list[Point]:
+    """The first point of each case and dtype, then the second of each, and so on.
+
+    The order to measure in: a run that is cut has some of each.
+    """
+    turns: dict[tuple[str, str], int] = {}
+    numbered = []
+    for point in points:
+        turn = turns.get((point.case, point.dtype), 0)
+        turns[point.case, point.dtype] = turn + 1
+        numbered.append((turn, point))
+    return [point for _, point in sorted(numbered, key=lambda pair: pair[0])]
+
+
 def select(names: Sequence[str], every: Mapping[str, Any], files: Mapping[str, str]) -> list[Any]:
     """The cases that `names` mean: case names, globs, or a file of `bench/cases/`.
 

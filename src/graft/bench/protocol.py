@@ -3,8 +3,9 @@
 A request is `{"do": VERB, ...}`; its reply is `{"ok": true, ...}` or `{"ok": false,
 "kind": KIND, "error": TEXT, "fatal": BOOL, "facts": {...}}`. Fatal says that the worker can
 serve no further case (a CUDA error poisons the process) and wants to be replaced. Requests are
-served in order, one reply each. The worker's own standard output goes to its log: nothing that
-a library prints can be taken for a reply.
+served in order, one reply each. Before it, `{"ok": true, "waits": BOOL}` says that the worker
+begins, or ends, to wait for the GPU: that time is not its own. The worker's own standard output
+goes to its log: nothing that a library prints can be taken for a reply.
 """
 
 from __future__ import annotations
@@ -73,28 +74,46 @@ class Remote:
             raise self._crash() from None
 
     def receive(self, timeout_s: float) -> Message:
-        """The next reply. Raises WorkerLost after `timeout_s` without one, or at a crash."""
-        assert self._process.stdout is not None
-        fd = self._process.stdout.fileno()
-        deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
+        """The next reply. Raises WorkerLost after `timeout_s` without one, or at a crash.
+
+        While the worker waits for the GPU, its time stands still: whoever has the GPU is the one
+        that has to let go of it in time.
+        """
+        left, waits = timeout_s, False
+        while True:
+            started = time.monotonic()
+            line = self._line(None if waits else max(0.0, left))
+            if line is None:
                 self.kill()
                 raise WorkerLost("hang", f"no answer within {timeout_s:g} s; worker killed")
+            try:
+                reply = json.loads(line)
+            except ValueError:
+                reply = None
+            if not isinstance(reply, dict) or "ok" not in reply:
+                self.kill()
+                raise WorkerLost("crash", f"worker answered {line[:80]!r}, which is no reply")
+            if "waits" not in reply:
+                return reply
+            if not waits:
+                left -= time.monotonic() - started
+            waits = reply["waits"]
+
+    def _line(self, timeout_s: float | None) -> bytes | None:
+        """The next line of the worker's; None if there is none within `timeout_s`."""
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([fd], [], [], left)[0]:
+                return None
             chunk = os.read(fd, 1 << 16)
             if not chunk:
                 raise self._crash()
             self._buffer += chunk
         line, self._buffer = self._buffer.split(b"\n", 1)
-        try:
-            reply = json.loads(line)
-        except ValueError:
-            reply = None
-        if not isinstance(reply, dict) or "ok" not in reply:
-            self.kill()
-            raise WorkerLost("crash", f"worker answered {line[:80]!r}, which is no reply")
-        return reply
+        return line
 
     def call(self, message: Message, timeout_s: float) -> Message:
         """`send`, then `receive`."""
@@ -132,14 +151,21 @@ class Remote:
         return WorkerLost("crash", f"worker ended ({how})" + (f": {said}" if said else ""))
 
 
-def serve(handle: Callable[[Message], Message]) -> None:
+def serve(worker: Callable[[Callable[[bool], None]], Callable[[Message], Message]]) -> None:
     """The worker's loop: answer requests on standard input until it closes.
 
-    `handle` returns the reply's fields, or raises; what it raises is answered by
-    `{"ok": false}` with the exception's `kind` and `fatal`, where it has these.
+    `worker` makes what handles a request from a function that says when a wait for the GPU
+    begins and ends. A handler returns the reply's fields, or raises; what it raises is answered
+    by `{"ok": false}` with the exception's `kind` and `fatal`, where it has these.
     """
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+
+    def say(reply: Message) -> None:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+    handle = worker(lambda begins: say({"ok": True, "waits": begins}))
     for line in sys.stdin:
         try:
             reply = {"ok": True, **handle(json.loads(line))}
@@ -152,5 +178,4 @@ def serve(handle: Callable[[Message], Message]) -> None:
                 "fatal": bool(getattr(error, "fatal", False)),
                 "facts": getattr(error, "facts", {}),
             }
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+        say(reply)

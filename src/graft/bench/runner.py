@@ -1,4 +1,8 @@
-"""Runs points over contenders and GPUs: a lane a GPU, a worker a contender in it, turn by turn."""
+"""Runs points over contenders and GPUs: lanes of a GPU, a worker a contender in each.
+
+The workers of a lane take turns in a point's timing. Where a GPU has several lanes, whoever works
+on it holds its lock: a lane while it times a point, a worker for what else it does on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from graft import caches
+from graft.bench.gpu_lock import GpuLock
 from graft.bench.plan import Contender, Point
 from graft.bench.protocol import Message, Remote, WorkerLost
 from graft.bench.results import Journal, Row
@@ -36,13 +41,15 @@ class Settings:
 
     Work of more than 5 ms gets as few samples a turn as make 30. `timeout_s` bounds each
     preparation and each turn. `serial` compiles one contender after the other, which compile
-    times to be compared need; otherwise they compile at the same time.
+    times to be compared need; otherwise they compile at the same time. `jobs` points of a GPU are
+    under way at a time: compiles overlap, what happens on the GPU does not.
     """
 
     rounds: int = 10
     samples: int = 5
     timeout_s: float = 300.0
     serial: bool = False
+    jobs: int = 1
     autotune: bool = False
     peer_paths: tuple[str, ...] = ()
     worker: tuple[str, ...] = WORKER
@@ -83,13 +90,26 @@ class LaneLost(Exception):
     """A GPU on which no worker starts: the text says what was seen."""
 
 
+@dataclass
+class Gpu:
+    """A GPU, as CUDA_VISIBLE_DEVICES names it, that its lanes share by the lock at `lock`.
+
+    `copy_gb_per_s` is measured by the first lane that opens, for all, under `guard`.
+    """
+
+    name: str
+    lock: Path
+    copy_gb_per_s: Message = field(default_factory=dict)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+
 class _Seat:
     """A contender on one GPU: its worker, which is replaced when it is lost."""
 
     def __init__(
         self,
         contender: Contender,
-        gpu: str,
+        gpu: Gpu,
         settings: Settings,
         scratch: Path,
         cores: frozenset[int],
@@ -104,6 +124,7 @@ class _Seat:
         self._scratch = scratch
         self._gpu = gpu
         self._remote: Remote | None = None
+        self._greeted = False
 
     @property
     def label(self) -> str:
@@ -114,33 +135,47 @@ class _Seat:
         return self._remote is not None
 
     def start(self) -> None:
-        """Have a worker that has said hello. Raises LaneLost when none starts."""
+        """Start a worker, if there is none, and ask who it is; `greet` hears the answer."""
         if self._remote is not None or self.absent:
             return
         argv = (*self.contender.python, *self._settings.worker)
         remote = Remote(argv, self._environment(), self._scratch / "worker.log", self._cores)
+        self._remote, self._greeted = remote, False
         hello = {
             "do": "hello",
             "impl": self.contender.impl,
             "knobs": dict(self.contender.knobs),
             "paths": list(self._settings.peer_paths),
             "autotune": self._settings.autotune,
+            "lock": str(self._gpu.lock),
         }
         try:
-            reply = remote.call(hello, _HELLO_TIMEOUT_S)
+            remote.send(hello)
         except WorkerLost as lost:
+            self._remote = None
+            raise LaneLost(f"{self.label}: {lost}") from None
+
+    def greet(self) -> None:
+        """Have a worker that has said hello. Raises LaneLost when none starts."""
+        remote = self._remote
+        if remote is None or self._greeted:
+            return
+        try:
+            reply = remote.receive(_HELLO_TIMEOUT_S)
+        except WorkerLost as lost:
+            self._remote = None
             raise LaneLost(f"{self.label}: {lost}") from None
         if not reply["ok"]:
-            remote.close()
+            self.close()
             if reply["kind"] == "knob":
                 raise GraftError(f"--set {self.label}: {reply['error']}")
             raise LaneLost(f"{self.label}: {reply['error']}")
         if "absent" in reply:
             self.absent = reply["absent"]
-            remote.close()
+            self.close()
             return
         self.about = {name: value for name, value in reply.items() if name != "ok"}
-        self._remote = remote
+        self._greeted = True
 
     def send(self, message: Message) -> None:
         assert self._remote is not None
@@ -179,7 +214,7 @@ class _Seat:
             env = {name: value for name, value in env.items() if name not in _RANK_VARIABLES}
             env = {name: value for name, value in env.items() if "TORCHELASTIC" not in name}
         env |= {
-            "CUDA_VISIBLE_DEVICES": self._gpu,
+            "CUDA_VISIBLE_DEVICES": self._gpu.name,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), env.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "inductor"),
@@ -190,7 +225,7 @@ class _Seat:
 
 
 class Lane:
-    """One GPU with a worker for each contender. They hold it in turn.
+    """A worker for each contender on one GPU, which hold it in turn.
 
     `cores` are the lane's own, so that another lane's compiles are not in the way of this one's
     launches.
@@ -198,7 +233,7 @@ class Lane:
 
     def __init__(
         self,
-        gpu: str,
+        gpu: Gpu,
         contenders: Sequence[Contender],
         settings: Settings,
         scratch: Path,
@@ -207,36 +242,42 @@ class Lane:
         self.gpu = gpu
         self.error: str | None = None
         self.about: Message = {}
-        self.copy_gb_per_s: Message = {}
         self._settings = settings
+        self._lock = GpuLock(gpu.lock)
         self.seats = []
         threads = max(1, min(8, len(cores) // len(contenders)))
         for contender in contenders:
-            own = scratch / f"gpu{gpu}-{contender.label}"
+            own = scratch / contender.label
             own.mkdir(parents=True, exist_ok=True)
             self.seats.append(_Seat(contender, gpu, settings, own, cores, threads))
 
     def open(self) -> None:
-        """Start the workers and measure the copy bandwidth. Raises LaneLost."""
-        for seat in self.seats:
-            seat.start()
+        """Start the workers; measure the copy bandwidth, the GPU's first lane. Raises LaneLost."""
+        self.revive()
         present = [seat for seat in self.seats if not seat.absent]
         if not present:
             raise LaneLost("; ".join(f"{seat.label}: {seat.absent}" for seat in self.seats))
         self.about = present[0].about
+        with self.gpu.guard:
+            if not self.gpu.copy_gb_per_s:
+                self.gpu.copy_gb_per_s = self._copy(present[0])
+
+    def _copy(self, seat: _Seat) -> Message:
         try:
-            present[0].send({"do": "copy"})
-            reply = present[0].receive(_COPY_TIMEOUT_S)
+            seat.send({"do": "copy"})
+            reply = seat.receive(_COPY_TIMEOUT_S)
         except WorkerLost as lost:
             raise LaneLost(f"copy bandwidth: {lost}") from None
         if not reply.pop("ok"):
             raise LaneLost(f"copy bandwidth: {reply['error']}")
-        self.copy_gb_per_s = reply
+        return reply
 
     def revive(self) -> None:
         """Replace the workers that were lost. Raises LaneLost when one does not start."""
         for seat in self.seats:
             seat.start()
+        for seat in self.seats:
+            seat.greet()
 
     def close(self) -> None:
         for seat in self.seats:
@@ -253,16 +294,17 @@ class Lane:
         that was lost cannot be started again.
         """
         self.revive()
-        row: Row = {**point.as_dict(), "gpu": self.gpu, "times": {}}
+        row: Row = {**point.as_dict(), "gpu": self.gpu.name, "times": {}}
         times: dict[str, Message] = row["times"]
         facts = self._prepare(point, times)
         ready = [seat for seat in self.seats if seat.label in facts]
-        rounds = self._rounds(ready, facts, times)
+        with self._lock:
+            rounds = self._rounds(ready, facts, times)
         self._release()
         bytes_moved = next((f.get("bytes") for f in facts.values() if f.get("bytes")), None)
         if bytes_moved:
             row["bytes"] = bytes_moved
-            row["limit_us"] = round(bytes_moved / self.copy_gb_per_s["median"] / 1e3, 2)
+            row["limit_us"] = round(bytes_moved / self.gpu.copy_gb_per_s["median"] / 1e3, 2)
         for label, samples in rounds.items():
             times[label] = self._time(facts[label], samples, row.get("limit_us"))
         base = self.seats[0].label
@@ -470,7 +512,7 @@ def run(
             with lock:
                 lane.error = _without_paths(str(why))
                 journal.describe(described(lanes, journal.head))
-            on_note(f"GPU {lane.gpu}: {why}; left out")
+            on_note(f"GPU {lane.gpu.name}: {why}; left out")
         except BaseException as error:
             failure.append(error)
             stop.set()
@@ -483,11 +525,13 @@ def run(
     with tempfile.TemporaryDirectory(prefix="graft-bench-", ignore_cleanup_errors=True) as scratch:
         if not todo:
             return
-        shares = share(sorted(os.sched_getaffinity(0)), len(gpus))
-        lanes += [
-            Lane(gpu, contenders, settings, Path(scratch), cores)
-            for gpu, cores in zip(gpus, shares, strict=True)
-        ]
+        jobs = min(settings.jobs, -(-len(todo) // len(gpus)))
+        shares = iter(share(sorted(os.sched_getaffinity(0)), len(gpus) * jobs))
+        for name in gpus:
+            gpu = Gpu(name, Path(scratch) / f"gpu{name}.lock")
+            for job in range(jobs):
+                own = Path(scratch) / f"gpu{name}-{job}"
+                lanes.append(Lane(gpu, contenders, settings, own, next(shares)))
         threads = [threading.Thread(target=serve, args=(lane,), daemon=True) for lane in lanes]
         for thread in threads:
             thread.start()
@@ -503,7 +547,7 @@ def run(
     if failure:
         raise failure[0]
     if left:
-        said = "; ".join(f"GPU {lane.gpu}: {lane.error}" for lane in lanes if lane.error)
+        said = "; ".join(f"GPU {lane.gpu.name}: {lane.error}" for lane in lanes if lane.error)
         raise GraftError(
             f"no GPU is left, and {left} of {len(todo)} points are not measured ({said})",
             next="the same command, which goes on where this one ended",
@@ -521,30 +565,32 @@ def share(cores: Sequence[int], lanes: int) -> list[frozenset[int]]:
     return [frozenset(cores[i * each : (i + 1) * each]) for i in range(lanes)]
 
 
+_ABOUT_GPU = ("gpu", "driver", "capability", "sms", "memory_bytes", "l2_bytes", "flush_bytes")
+
+
 def described(lanes: Sequence[Lane], head: Mapping[str, Any]) -> dict[str, Any]:
     """What the lanes found out about GPUs and contenders, as a result file holds it."""
-    gpus = []
+    gpus: dict[str, dict[str, Any]] = {}
     contenders = {label: dict(about) for label, about in head["contenders"].items()}
     for lane in lanes:
-        gpu: dict[str, Any] = {"index": lane.gpu}
+        found: dict[str, Any] = {}
         about = dict(lane.about)
-        for name in ("gpu", "driver", "capability", "sms", "memory_bytes", "l2_bytes"):
+        for name in _ABOUT_GPU:
             if name in about:
-                gpu["name" if name == "gpu" else name] = about[name]
-        if lane.copy_gb_per_s:
-            gpu["copy_gb_per_s"] = lane.copy_gb_per_s
-            gpu["flush_bytes"] = about.get("flush_bytes")
+                found["name" if name == "gpu" else name] = about[name]
+        if lane.gpu.copy_gb_per_s:
+            found["copy_gb_per_s"] = lane.gpu.copy_gb_per_s
         if lane.error:
-            gpu["error"] = lane.error
-        if len(gpu) > 1:  # a lane that is still starting has nothing to say
-            gpus.append(gpu)
+            found["error"] = lane.error
+        if found:  # a lane that is still starting has nothing to say
+            gpus.setdefault(lane.gpu.name, {"index": lane.gpu.name}).update(found)
         for seat in lane.seats:
             if seat.absent:
                 contenders[seat.label]["absent"] = seat.absent
             for name in ("torch", "git", "triton", "python", "version"):
                 if seat.about.get(name):
                     contenders[seat.label][name] = seat.about[name]
-    return {"gpus": gpus, "contenders": contenders}
+    return {"gpus": list(gpus.values()), "contenders": contenders}
 
 
 def _lost(lane: Lane) -> LaneLost | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 
 from graft.errors import UsageError
@@ -41,27 +42,23 @@ def _halves(low: int, high: int) -> list[int]:
 
 
 def _grid() -> tuple[Shape, ...]:
-    """Log-spaced M in [256, 2^20] by N in [64, 16384], two points an octave, then odd ones.
+    """Log-spaced M in [256, 2^20] by N in [64, 16384], two points an octave, and odd ones.
 
     Every other M is odd, so that no block size divides it. The odd N are one below or above a
     power of two, or far from one: rows that are not aligned to 16 bytes.
+
+    They come in the order of a checksum of their names: any part of it, such as what a run had
+    measured when it was cut, has shapes from everywhere.
     """
     rows = [m if i % 2 == 0 else m + 1 - m % 2 for i, m in enumerate(_halves(8, 20))]
-    shapes = [(m, n) for m in rows for n in _halves(6, 14) if m * n <= _LARGEST_NUMEL]
-    odd = [
+    shapes = [(m, n) for m in rows for n in _halves(6, 14)]
+    shapes += [
         (m, n)
         for m in (1000, 4097, 16383, 65537, 262143)
         for n in (65, 127, 513, 1000, 2049, 5003, 12289)
-        if m * n <= _LARGEST_NUMEL
     ]
-    return tuple(shapes + odd)
-
-
-GRID = _grid()
-
-GROUPS: Mapping[str, tuple[Shape, ...]] = {"norms14": NORMS14, "grid": GRID}
-
-_LITERAL = re.compile(r"\d+(x\d+)*")
+    kept = [(m, n) for m, n in shapes if m * n <= _LARGEST_NUMEL]
+    return tuple(sorted(kept, key=lambda shape: zlib.crc32(text(shape).encode())))
 
 
 def text(shape: Shape) -> str:
@@ -69,8 +66,23 @@ def text(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
+GRID = _grid()
+# What a model's constants may be fitted to, and what it is judged by: every third shape.
+GRID_FITTED = tuple(shape for i, shape in enumerate(GRID) if i % 3)
+GRID_HELD_OUT = GRID[::3]
+
+GROUPS: Mapping[str, tuple[Shape, ...]] = {
+    "norms14": NORMS14,
+    "grid": GRID,
+    "grid_fitted": GRID_FITTED,
+    "grid_held_out": GRID_HELD_OUT,
+}
+
+_LITERAL = re.compile(r"\d+(x\d+)*")
+
+
 def groups(own: Mapping[str, Sequence[Shape]]) -> dict[str, Sequence[Shape]]:
-    """A case's own groups; where its shapes are of two dimensions, norms14 and grid too."""
+    """A case's own groups; where its shapes are of two dimensions, norms14 and the grids too."""
     two = {len(shape) for shapes in own.values() for shape in shapes} == {2}
     return {**own, **{name: GROUPS[name] for name in GROUPS if two and name not in own}}
 

@@ -3,12 +3,15 @@
 One a contender and GPU, by the stock interpreter or the patched one. It serves the requests of
 `graft.bench.protocol`:
 
-- `hello {impl, knobs, paths, autotune}`: what runs here (GPU, driver, torch, triton), or
+- `hello {impl, knobs, paths, autotune, lock}`: what runs here (GPU, driver, torch, triton), or
   `absent: why`;
 - `copy`: the copy bandwidth;
 - `prepare {case, shape, dtype, corpus, seed}`: compile, check, capture; the row's facts;
 - `measure {samples}`: microseconds of each of the next samples of the prepared case;
 - `release`: drop the prepared case and its memory.
+
+It holds the GPU's lock for all of it, but for compiles and for `measure`: then whoever asks holds
+it, over the turns of all contenders.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import re
 import site
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from torch._inductor import metrics
 from graft.bench import corpus, gate, peers
 from graft.bench.autograd import Backward
 from graft.bench.clock import Clock, Replay
+from graft.bench.gpu_lock import GpuLock
 from graft.bench.protocol import Message, serve
 from graft.cases import DTYPES
 
@@ -70,8 +74,10 @@ class CaseError(Exception):
 class Worker:
     """Holds at most one prepared case. Its methods are the verbs of the protocol."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Callable[[bool], None] = lambda begins: None) -> None:
         self.device = torch.device("cuda", 0)
+        self.gpu = GpuLock()
+        self._waits = waits
         self.impl = "compile"
         self.knobs: dict[str, Any] = {}
         self.autotune = False
@@ -89,7 +95,10 @@ class Worker:
             "measure": self.measure,
             "release": self.release,
         }
-        return methods[verb](**message)
+        try:
+            return methods[verb](**message)
+        finally:
+            self.gpu.release()
 
     def hello(
         self,
@@ -97,8 +106,10 @@ class Worker:
         knobs: dict[str, Any],
         paths: Sequence[str] = (),
         autotune: bool = False,
+        lock: str | None = None,
     ) -> Message:
         """Take the contender's role; `paths` are folders of packages that peers need."""
+        self.gpu = GpuLock(Path(lock) if lock else None, self._waits, _settle)
         for path in paths:
             site.addsitedir(path)
             sys.path.insert(0, path)
@@ -115,16 +126,20 @@ class Worker:
             if absent:
                 return {"absent": absent}
             about["version"] = peers.version(impl)
+        self.gpu.acquire()
         self.clock = Clock(self.device)
         torch.cuda.set_stream(self.clock.stream)
         if impl == "compile":
-            _warm_compiler(self.device)
+            with _compiling(self.gpu):
+                _warm_compiler(self.device)
+        self.gpu.release()
         # A collection after each case need not look at all of torch again: 0.2 s each.
         gc.collect()
         gc.freeze()
         return about | _environment(self.device, self.clock)
 
     def copy(self) -> Message:
+        self.gpu.acquire()
         found = self._clock.copy_gb_per_s().as_dict(1)
         torch.cuda.empty_cache()
         return found
@@ -140,6 +155,7 @@ class Worker:
         """Compile, check against float64, capture. A wrong case is a CaseError with its checks."""
         if self.replay is not None:
             self.release()
+        self.gpu.acquire()
         try:
             with contextlib.ExitStack() as stack:
                 if self.impl == "compile":
@@ -173,9 +189,11 @@ class Worker:
         return {"us": [round(us, 3) for us in times], "facts": profiled}
 
     def release(self) -> Message:
+        self.gpu.acquire()
         self.replay = self._inputs = self._step = None
         torch._dynamo.reset()
-        gc.collect()
+        with self.gpu.lent():
+            gc.collect()
         torch.cuda.empty_cache()
         return {}
 
@@ -197,13 +215,13 @@ class Worker:
         refs = gate.reference(case.fn, inputs)
 
         metrics.reset()
+        torch.cuda.empty_cache()  # what the reference needed: who has the GPU next needs it too
         gate.poison([*eager, *gate.tensors(inputs)])
-        started = time.perf_counter()
-        run = self._callable(case, inputs)
-        outs = gate.tensors(run())
-        torch.cuda.synchronize()
-        compile_s = time.perf_counter() - started
-        facts = self._facts(compile_s)
+        with _compiling(self.gpu) as took:
+            run = self._callable(case, inputs)
+            outs = gate.tensors(run())
+            torch.cuda.synchronize()
+        facts = self._facts(took())
 
         layout = self.impl == "compile" and not isinstance(case.fn, Backward)
         checks = gate.check_all(outs, refs, eager, layout)
@@ -265,8 +283,9 @@ class Worker:
 
     def _peak(self, run: Callable[[], Any]) -> int:
         """Bytes allocated at the height of one run, above what was there before it."""
+        with self.gpu.lent():
+            gc.collect()
         torch.cuda.synchronize()
-        gc.collect()
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         run()
@@ -303,10 +322,10 @@ class Worker:
         forward = loss_of
         if self.impl == "compile":
             forward = torch.compile(loss_of, dynamic=False)
-        started = time.perf_counter()
-        outs = results(step(forward))
-        torch.cuda.synchronize()
-        facts = self._facts(time.perf_counter() - started)
+        with _compiling(self.gpu) as took:
+            outs = results(step(forward))
+            torch.cuda.synchronize()
+        facts = self._facts(took())
         if outs.keys() != refs.keys():
             raise CaseError("wrong", f"gradients of {sorted(outs.keys() ^ refs.keys())} differ")
         checks = [
@@ -331,6 +350,12 @@ class Worker:
             "estimate_us": round(min(self._clock.time_us(self.replay.launch, 2)), 2),
         }
         return facts
+
+
+def _settle() -> None:
+    """Wait until the GPU has done what this process asked of it, or can do nothing any more."""
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.synchronize()
 
 
 def _failure(error: Exception) -> CaseError:
@@ -359,6 +384,64 @@ def _functorch_config(**changes: Any) -> Any:
     from torch._functorch import config
 
     return config.patch(**changes)
+
+
+@contextlib.contextmanager
+def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
+    """Lend the GPU to others while something compiles within; the result says how long it took.
+
+    Seconds of all that is done within, compiles and first runs, without the waits for the GPU.
+    Dynamo says when a compile begins and ends, also that of a backward which waits for its first
+    run. A peer's own Triton kernels have no such calls. A finished kernel is loaded to the GPU
+    in the middle of a compile: then the GPU is taken for that long.
+    """
+    from torch._dynamo.callback import CallbackArgs, callback_handler
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    def begins(args: CallbackArgs) -> None:
+        gpu.release()
+
+    def ends(args: CallbackArgs) -> None:
+        gpu.acquire()
+
+    started, waited_s = time.perf_counter(), gpu.waited_s
+    ended: list[float] = []
+    callback_handler.register_start_callback(begins)
+    callback_handler.register_end_callback(ends)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_within(CachingAutotuner, "_make_launchers", gpu.borrowed))
+        with contextlib.suppress(ImportError):
+            from triton.runtime.jit import JITFunction
+
+            stack.enter_context(_within(JITFunction, "_do_compile", gpu.lent))
+        try:
+            yield lambda: ended[0]
+        finally:
+            for callbacks, mine in (
+                (callback_handler.start_callbacks, begins),
+                (callback_handler.end_callbacks, ends),
+            ):
+                if mine in callbacks:  # a reset of Dynamo drops them
+                    callbacks.remove(mine)
+            ended.append(time.perf_counter() - started - (gpu.waited_s - waited_s))
+
+
+@contextlib.contextmanager
+def _within(
+    owner: type, name: str, context: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Each call of the method `name` of `owner` is within a `context()` of its own."""
+    method = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return method(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+    try:
+        yield
+    finally:
+        setattr(owner, name, method)
 
 
 def _warm_compiler(device: torch.device) -> None:
@@ -466,4 +549,4 @@ def _profile(step: Callable[[], Any]) -> Message:
 
 
 if __name__ == "__main__":
-    serve(Worker())
+    serve(Worker)

@@ -1,0 +1,100 @@
+"""The lock of a GPU: whoever holds it is the only one that works on the GPU.
+
+Several points can then be prepared for one GPU at a time: what needs it (inputs, reference, first
+runs, autotuning, timing) is done by one after the other, and only compiles, which run on the
+host, overlap with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+
+class GpuLock:
+    """Held by one worker or lane at a time; the others wait. Not for several threads at once.
+
+    It is an flock of a file, of which the system lets go when its holder dies. `waited_s` and
+    `held_s` add up seconds. Without a `path` it is free for everyone. `waits` is told when a wait
+    begins (True) and ends (False); `settle` waits for the holder's own work, before it lets go.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        waits: Callable[[bool], None] = lambda begins: None,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.waited_s = 0.0
+        self.held_s = 0.0
+        self._waits = waits
+        self._settle = settle
+        self._file = path.open("ab") if path else None
+        self._since: float | None = None  # when it was taken
+
+    @property
+    def held(self) -> bool:
+        return self._since is not None
+
+    def __enter__(self) -> GpuLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        """Take it, and wait for it where another has it. Nothing where it is held already."""
+        if self.held:
+            return
+        if self._file:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                started = time.perf_counter()
+                self._waits(True)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                self._waits(False)
+                self.waited_s += time.perf_counter() - started
+        self._since = time.perf_counter()
+
+    def release(self) -> None:
+        """Let the next have it. Nothing where it is not held."""
+        if self._since is None:
+            return
+        self._settle()
+        self.held_s += time.perf_counter() - self._since
+        self._since = None
+        if self._file:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Held within, whether or not it was held before; as before at the end."""
+        held = self.held
+        self.acquire()
+        try:
+            yield
+        finally:
+            if not held:
+                self.release()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Free for others within, where it was held; as before at the end."""
+        held = self.held
+        self.release()
+        try:
+            yield
+        finally:
+            if held:
+                self.acquire()
