@@ -5,6 +5,7 @@ Modules are imported inside the commands, so that each starts with no more than 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import click
 
 from graft.bench.cli import bench
 from graft.errors import GraftError, UsageError, nearest
+
+_OF_A_DISK = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM}
 
 
 class Commands(click.Group):
@@ -29,6 +32,21 @@ class Commands(click.Group):
                 next=f"{ctx.command_path} --help",
             )
         return super().resolve_command(ctx, args)
+
+
+class OutputFile(click.Path):
+    """A file to write in the end: that it can be is seen before minutes of work."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        folder = path.absolute().parent
+        if not os.access(folder, os.W_OK):
+            why = "cannot be written to" if folder.is_dir() else "is no folder"
+            raise UsageError(f"{path}: {folder} {why}", "a file in a folder that is there")
+        return path
 
 
 def default_prefix() -> Path:
@@ -76,6 +94,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as wrong:
+        if wrong.errno not in _OF_A_DISK:
+            raise
+        click.echo(GraftError(f"{wrong.filename or 'a file'}: {wrong.strerror}").report(), err=True)
+        sys.exit(GraftError.code)
 
 
 # --- the tree ------------------------------------------------------------------------------------
@@ -333,7 +356,7 @@ def pin() -> None:
     help="A folder with the wheel's files, torch/ in it.",
 )
 @click.option("--dry-run", is_flag=True, help="Report alone: write no pin and no series.")
-@click.option("--report", "page", type=click.Path(path_type=Path), help="Put it into this page.")
+@click.option("--report", "page", type=OutputFile(), help="Put it into this page.")
 def pin_add(
     prefix: Path,
     version: str,
@@ -391,7 +414,7 @@ def pin_add(
 )
 @click.option("--anew", is_flag=True, help="Forget what an earlier run kept.")
 @click.option("--seconds", type=float, help="End after so long; the same command goes on.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here.")
+@click.option("--json", "file", type=OutputFile(), help="Write the result here.")
 @click.argument("files", nargs=-1)
 def upstream_tests(
     prefix: Path,
@@ -463,7 +486,7 @@ def upstream_tests(
 )
 @click.option("--anew", is_flag=True, help="Forget what an earlier run kept.")
 @click.option("--seconds", type=float, help="End after so long; the same command goes on.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here.")
+@click.option("--json", "file", type=OutputFile(), help="Write the result here.")
 def opinfo(
     prefix: Path,
     device: str,
@@ -525,7 +548,7 @@ def opinfo(
 @click.option("--shape", help="Sizes, as in 32768,768.")
 @click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp32.")
 @click.option("--dynamic", is_flag=True, help="Make the first size symbolic.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Write all of it here.")
+@click.option("--json", "file", type=OutputFile(), help="Write all of it here.")
 @click.option("--kernels", is_flag=True, help="Every kernel, not one screen.")
 @click.option("--check", is_flag=True, help="On a GPU: does the lab generate what it does?")
 @click.option("--list", "listing", is_flag=True, help="The cases that there are.")

@@ -39,6 +39,8 @@ def of_version(
         raise UsageError(f"{version} is no version of torch; expected one as 2.12.1")
     built = tree.load(prefix)
     stack = stacks.load(pins.load(old or built.pin, root), root)
+    if version == stack.pin.version:
+        raise UsageError(f"the series is that of {version}", "graft pin add with another version")
     pins.check_base(stack.pin, built.base)
     if not dry_run:
         new_pin.check_absent(version, root)

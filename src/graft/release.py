@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection
@@ -74,6 +75,7 @@ def install(version: str, root: Path = ROOT, say: Callable[[str], None] = print)
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
+                shutil.rmtree(folder, ignore_errors=True)
                 words = (done.stderr or done.stdout).strip().splitlines()[-1:]
                 raise GraftError(
                     f"torch {version} cannot be installed into {folder}: {''.join(words)}",

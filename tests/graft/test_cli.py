@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from tinytorch import CAP, SECOND, make_python, make_root, run
 
-from graft import knobs, tree
+from graft import cli, knobs, tree
 from graft.tree import Tree
 
 
@@ -118,6 +120,8 @@ def test_clean(made: Tree, tmp_path: Path) -> None:
         (["status", "extra"], 2, "unexpected extra argument"),
         (["status", "--prefix", "/nowhere"], 1, "there is no patched tree in /nowhere"),
         (["clean", "--prefix", "/usr"], 2, "/usr is not a patched tree"),
+        (["opinfo", "--json", "/nowhere/x.json"], 2, "/nowhere is no folder"),
+        (["pin", "add", "2.11.0"], 2, "the series is that of 2.11.0"),
     ],
 )
 def test_errors_are_one_line_and_the_next_command(
@@ -130,6 +134,21 @@ def test_errors_are_one_line_and_the_next_command(
     assert says in error
     assert "Traceback" not in done.stderr
     assert [line.startswith("next: ") for line in rest] in ([True], [])
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_disk_that_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    def refuse(prefix: Path) -> None:
+        raise OSError(number, os.strerror(number), "/disk/x")
+
+    monkeypatch.setattr("graft.tree.load", refuse)
+    monkeypatch.setattr("sys.argv", ["graft", "status"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"error: /disk/x: {os.strerror(number)}\n"
 
 
 def test_help_lists_every_command(made: Tree) -> None:
