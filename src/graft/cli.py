@@ -153,7 +153,14 @@ def _knobs(there: Any) -> list[str]:
     metavar="[REV]",
     help="With --each: only patches that differ from REV's (default: origin's main, or HEAD^).",
 )
-def verify(prefix: Path, each: bool, only: tuple[str, ...], since: str | None) -> None:
+@click.option(
+    "--complete",
+    is_flag=True,
+    help="With --patch or --changed: after each, the tests of all before it too, as for all.",
+)
+def verify(
+    prefix: Path, each: bool, only: tuple[str, ...], since: str | None, complete: bool
+) -> None:
     """Check base, tree, series and copies against each other, blob by blob."""
     from graft import pins, stack, tree
 
@@ -169,12 +176,16 @@ def verify(prefix: Path, each: bool, only: tuple[str, ...], since: str | None) -
         f"{len(series.patches)} patches say (stack {there.stack_hash[:12]})"
     )
     if each:
-        _verify_each(there, series, only, since)
-    elif only or since is not None:
-        raise UsageError("--patch and --changed go with --each", "graft verify --each ...")
+        _verify_each(there, series, only, since, complete)
+    elif only or since is not None or complete:
+        raise UsageError(
+            "--patch, --changed and --complete go with --each", "graft verify --each ..."
+        )
 
 
-def _verify_each(there: Any, series: Any, only: tuple[str, ...], since: str | None) -> None:
+def _verify_each(
+    there: Any, series: Any, only: tuple[str, ...], since: str | None, complete: bool
+) -> None:
     from graft import each
 
     chosen = set(only) if only else None
@@ -183,7 +194,8 @@ def _verify_each(there: Any, series: Any, only: tuple[str, ...], since: str | No
         chosen = {name for name in changed if chosen is None or name in chosen}
         click.echo(f"changed patches: {', '.join(sorted(chosen)) or 'none'}")
     unworthy = []
-    for verdict in each.verify(there.base, series, chosen, say=click.echo):
+    complete = complete or chosen is None
+    for verdict in each.verify(there.base, series, chosen, complete=complete, say=click.echo):
         without = f"; without its hunks: {verdict.without}" if verdict.without else ""
         click.echo(f"{verdict.patch}: whole: {verdict.whole}{without}")
         for problem in verdict.problems:

@@ -3,6 +3,9 @@
 With the whole patch, its tests and those of every earlier patch pass. With its ``config.py`` hunks
 and its new files kept and its other hunks dropped, its tests give at least one assertion failure,
 and no import or attribute error: they test what the hunks do, and fail for that reason alone.
+
+Of patches that are asked for by name, or because they changed, its own tests alone are run, unless
+all are asked for: the later a patch, the longer all of those before it take.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ _INI = "[pytest]\naddopts = --import-mode=importlib\n"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one patch: the tests of it and of all before it, on the whole patch; its own,
-    without its hunks (None: not run, because the first already failed)."""
+    """What came of one patch: its tests, or those of all before it too, on the whole patch; its
+    own, without its hunks (None: not run, because the first already failed)."""
 
     patch: str
     whole: Run
@@ -48,13 +51,15 @@ def verify(
     stack: Stack,
     only: Collection[str] | None = None,
     *,
+    complete: bool = True,
     root: Path = ROOT,
     timeout_s: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Verdict]:
     """A verdict a patch, in order, as each is reached.
 
-    `only` names the patches to look at, after their own prefix (None: all, after every prefix).
+    `only` names the patches to look at, each after those before it (None: all). `complete`: with
+    the whole patch, the tests of all before it are run as well.
     `timeout_s` is for one run of pytest; `say` is told what is being run. Raises UsageError for a
     patch that the stack has not, GraftError for one that has no tests, or whose tests cannot run.
     """
@@ -70,7 +75,7 @@ def verify(
                 continue
             folder = Path(aside) / str(at)
             bench = _Bench(base, stack, repo, chain, at, folder, root, timeout_s, say)
-            yield _judge(bench)
+            yield _judge(bench, complete)
             shutil.rmtree(folder)
 
 
@@ -204,7 +209,7 @@ def _is_test(path: str) -> bool:
     return PurePosixPath(path).match("test_*.py") and not path.endswith("_utils.py")
 
 
-def _judge(bench: _Bench) -> Verdict:
+def _judge(bench: _Bench, complete: bool) -> Verdict:
     patch, before = bench.patch, bench.stack.patches[: bench.at]
     whole = bench.build("whole", (*before, patch))
     tests = bench.tests(bench.at + 1)
@@ -216,8 +221,9 @@ def _judge(bench: _Bench) -> Verdict:
             "graft edit, add one to its commit, then graft refresh",
         )
     files = [path for path in tests if _is_test(path)]
-    bench.say(f"{patch.name}: with the whole patch, the tests up to it ({len(files)} files)")
-    on_whole = bench.run("whole", whole, top, files)
+    which = f"the tests up to it ({len(files)} files)" if complete else "its own tests"
+    bench.say(f"{patch.name}: with the whole patch, {which}")
+    on_whole = bench.run("whole", whole, top, files if complete else own)
     if not on_whole.ok:
         return Verdict(patch.name, on_whole, None, tuple(_failures(on_whole)))
     bench.say(f"{patch.name}: without its hunks, its own tests")

@@ -70,8 +70,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def judge(project: Project, *only: str) -> list[each.Verdict]:
-    return list(each.verify(project.base, project.stack, only or None, root=project.root))
+def judge(project: Project, *only: str, complete: bool = True) -> list[each.Verdict]:
+    found = each.verify(
+        project.base, project.stack, only or None, complete=complete, root=project.root
+    )
+    return list(found)
 
 
 def test_patches_that_are_worth_their_place(project: Project) -> None:
@@ -84,6 +87,17 @@ def test_patches_that_are_worth_their_place(project: Project) -> None:
     by_name = {name.rpartition("::")[2]: r.outcome for name, r in first.without.results.items()}
     assert by_name == {"test_module": "passed", "test_fires": "failed"}
     assert [name.rpartition("::")[2] for name in second.without.results] == ["test_fuse"]
+
+
+def test_its_own_tests_alone(project: Project) -> None:
+    """What is quick says the same of the patch, and nothing of those before it."""
+    (verdict,) = judge(project, "fuse-two.patch", complete=False)
+    assert verdict.ok, verdict.problems
+    for run, outcome in ((verdict.whole, "passed"), (verdict.without, "failed")):
+        assert run is not None
+        ((name, result),) = run.results.items()
+        assert name.endswith("::test_fuse")
+        assert result.outcome == outcome
 
 
 def amend(project: Project, **texts: str) -> None:
@@ -149,7 +163,8 @@ def amend(project: Project, **texts: str) -> None:
 )
 def test_patches_that_are_not(project: Project, texts: dict[str, str], problem: str) -> None:
     amend(project, **texts)
-    (verdict,) = judge(project, "third.patch")
+    complete = "TestCap" in problem  # else its own tests are enough to see it
+    (verdict,) = judge(project, "third.patch", complete=complete)
     assert not verdict.ok
     assert pytest.raises(AssertionError, match=problem).matches(
         AssertionError("; ".join(verdict.problems))
