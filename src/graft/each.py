@@ -21,7 +21,7 @@ from graft import commits, testrun, tree
 from graft.bases import Base
 from graft.commits import Repo
 from graft.errors import GraftError, UsageError, nearest
-from graft.git import blob_id, git
+from graft.git import git
 from graft.pins import ROOT
 from graft.stack import COPIES, Patch, Stack, copies
 from graft.testrun import Run
@@ -80,10 +80,11 @@ def verify(
 
 
 def changed(stack: Stack, rev: str | None = None, root: Path = ROOT) -> list[str]:
-    """The patches whose files differ from those of commit `rev` of this repository.
+    """The patches whose diffs differ from those of commit `rev` of this repository.
 
-    Without `rev`: from where this branch left origin's main, or the commit before. Raises
-    UsageError where there is no such commit, or no repository.
+    A message does not count, nor do blob ids and the places of hunks: they change with every
+    patch before. Without `rev`: from where this branch left origin's main, or the commit before.
+    Raises UsageError where there is no such commit, or no repository.
     """
     if rev is None:
         head = git("rev-parse", "HEAD", cwd=root, check=False).strip()
@@ -99,12 +100,22 @@ def changed(stack: Stack, rev: str | None = None, root: Path = ROOT) -> list[str
             f"{root} has no commit {rev or 'before this one'} to compare the patches with",
             "graft verify --each, for all patches",
         ) from missing
-    listed = git("ls-tree", "-z", commit, f"patches/{stack.pin.name}/", cwd=root).split("\0")
-    then = {entry.partition("\t")[2]: entry.split()[2] for entry in listed if entry}
+    folder = f"patches/{stack.pin.name}"
+    then = git("ls-tree", "-z", "--name-only", commit, f"{folder}/", cwd=root).split("\0")
     return [
         patch.name
         for patch in stack.patches
-        if then.get(f"patches/{stack.pin.name}/{patch.name}") != blob_id(patch.text)
+        if (file := f"{folder}/{patch.name}") not in then
+        or _diff(git("cat-file", "blob", f"{commit}:{file}", cwd=root))
+        != _diff(patch.text.decode("utf-8", "surrogateescape"))
+    ]
+
+
+def _diff(text: str) -> list[str]:
+    """A patch's lines of diff, without blob ids and line numbers."""
+    lines = [line for _, part in commits.sections(text)[1] for line in part.splitlines()]
+    return [
+        "@@" if line.startswith("@@ ") else line for line in lines if not line.startswith("index ")
     ]
 
 

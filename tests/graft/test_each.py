@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -227,6 +228,19 @@ def test_changed(project: Project) -> None:
     commit("three")
     assert each.changed(project.stack, root=project.root) == ["third.patch"]
     assert each.changed(project.stack, "HEAD", root=project.root) == []
+    patch = project.root / "patches" / project.stack.pin.name / "third.patch"
+    text = patch.read_text()
+    for old, new in (
+        ("Third", "Third, in other words"),
+        (r"(?m)^index \w+", "index " + "7" * 40),
+        ("(?m)^@@ -1,", "@@ -2,"),
+    ):
+        assert re.search(old, text)
+        patch.write_text(re.sub(old, new, text))
+        assert each.changed(project.stack, "HEAD", root=project.root) == []
+    patch.write_text(text.replace("x = 1", "x = 2"))
+    assert each.changed(project.stack, "HEAD", root=project.root) == ["third.patch"]
+    patch.write_text(text)
     (project.root / "README").write_text("")
     commit("readme")
     assert each.changed(project.stack, root=project.root) == []
