@@ -1,7 +1,8 @@
 """`graft export`: the stack as commits on a real PyTorch checkout.
 
 Each patch is applied with ``git am -k`` to the pinned commit; with ``--onto`` each of those commits
-is then rebased, one at a time, so that one that conflicts does not hide what becomes of the others.
+is then rebased, one at a time. What applies of one that conflicts stands for it after it, so that
+it does not hide what becomes of the others.
 A commit's author is the user, its date the patch's: the same series gives the same commits.
 """
 
@@ -14,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graft import checkout as checkouts
+from graft import stand_in
 from graft.checkout import Checkout
 from graft.errors import GraftError, UsageError
-from graft.git import FORMAT_PATCH_FLAGS, IDENTITY, GitFailed
+from graft.git import FORMAT_PATCH_FLAGS, IDENTITY, NULL_BLOB, GitFailed
 from graft.places import CLEAN, CONFLICT, MOVED, THERE, offset, unmerged
 from graft.stack import Patch, Stack, release_numbers
 
@@ -239,17 +241,30 @@ def _judge(work: _Work, patch: Patch, parent: str, commit: str) -> Outcome:
 
 
 def _rebase(work: _Work, stack: Stack, onto: Target, applied: list[Outcome]) -> list[Outcome]:
-    outcomes = []
+    outcomes: list[Outcome] = []
     tip, parent = onto.commit, stack.pin.commit
+    made = {c.path for patch in stack.patches for c in patch.files if c.is_new}
+    own = {path for path, blob in work.checkout.blobs(tip, made).items() if blob == NULL_BLOB}
+    hidden: list[str] = []  # commits whose own files have to be there for what comes later
+    broken = False
     for each in applied:
         assert each.commit is not None  # the caller has looked
         if onto.has(each.patch):
             places = (f"{each.patch.status.upstream}, says the series",)
             outcomes.append(Outcome(each.patch, THERE, places))
+            hidden.append(each.commit)
         else:
             outcome = _move(work, each.patch, tip, parent, each.commit)
             outcomes.append(outcome)
             tip = outcome.commit or tip
+            broken = broken or outcome.state == CONFLICT
+        if broken:  # no branch will be made, but a report on each patch
+            for commit in hidden:
+                stand_in.put_own(work.git, commit, own)
+            hidden, tip = [], _commit(work, tip)
+            if outcomes[-1].state == CONFLICT:
+                stand_in.put(work.git, each.commit, own)
+                tip = _commit(work, tip)
         parent = each.commit
     return outcomes
 
@@ -270,6 +285,14 @@ def _move(work: _Work, patch: Patch, tip: str, parent: str, commit: str) -> Outc
         return Outcome(patch, CONFLICT, places)
     moved = work.head
     return Outcome(patch, THERE) if moved == tip else _judge(work, patch, tip, moved)
+
+
+def _commit(work: _Work, parent: str) -> str:
+    """What is in the index, as a commit on `parent` that is checked out then."""
+    tree = work.git("write-tree").strip()
+    made = work.git("commit-tree", tree, "-p", parent, "-F", "-", input="stands in\n").strip()
+    work.git("reset", "-q", "--hard", made)
+    return made
 
 
 # --- as they are handed over ---------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graft import additions, commits, places, python_names
+from graft import additions, commits, places, python_names, stand_in
 from graft.commits import HUNKS, Repo
 from graft.errors import GraftError
 from graft.git import NULL_BLOB
@@ -212,30 +212,13 @@ class Grafter:
 
     def _own_alone(self, commit: str) -> str:
         """Put what `commit` leaves of the stack's own files on top, and nothing else of it."""
-        wanted = self.repo.files(commit)
-        for change in self.repo.changes(commit, f"{commit}^"):
-            if change.path not in self.own:
-                continue
-            if change.path in wanted:
-                self.repo.git("checkout", "-q", commit, "--", change.path)
-            else:
-                self.repo.git("rm", "-q", "--ignore-unmatch", "--", change.path)
+        stand_in.put_own(self.repo.git, commit, self.own)
         return self._commit(commit)
 
     def _without_conflicts(self, commit: str) -> str:
         """Put what of `commit` does not conflict on top; the new release wins where it does."""
-        before = self.repo.id()
-        there = self.repo.files(before)
-        try:
-            self.repo.git("cherry-pick", "-n", "-X", "ours", commit)
-        except GraftError:
-            for path in places.stages(self.repo.git):
-                if path in there:
-                    self.repo.git("checkout", "-q", before, "--", path)
-                else:
-                    self.repo.git("rm", "-q", "-f", "--ignore-unmatch", "--", path)
-            self.repo.git("cherry-pick", "--quit")
-        return self._own_alone(commit)
+        stand_in.put(self.repo.git, commit, self.own)
+        return self._commit(commit)
 
     def _commit(self, commit: str) -> str:
         message = self.repo.message(commit)

@@ -268,6 +268,22 @@ def test_conflicts_say_which_lines_and_leave_no_branch(place: Place) -> None:
     assert "rebase --onto" in (caught.value.next or "")
 
 
+def test_what_comes_after_a_conflict_is_judged_by_its_own_hunks(place: Place) -> None:
+    """Though its file is made by the patch that conflicts, and one between is there already."""
+    reads = "torch/_inductor/reads.py"
+    landed = ("[inductor] Read twice\n", {reads: "def count():\n    return 3 + 3\n"})
+    more = ("[inductor] Read on\n", {reads: "def count():\n    return 3 + 3 + 3\n"})
+    place.series(CAP, landed, more, TILES, behind=("", "  # pytorch#1; in 2.11.0"))
+    later = place.later(_inductor__config=CONFIG.replace("max_tiles = None", "max_tiles = 1"))
+    line = CONFIG.splitlines().index("    max_tiles = None") + 1
+    assert place.states(later) == [
+        (CONFLICT, (f"torch/_inductor/config.py:{line}",)),
+        (THERE, ("in 2.11.0, says the series",)),
+        (CLEAN, ()),
+        (CLEAN, ()),
+    ]
+
+
 def test_conflicts_with_files_that_are_gone_or_there(place: Place) -> None:
     later = place.later(_inductor__scheduler=None, _inductor__reads="def count():\n    return 4\n")
     states = place.states(later)
