@@ -7,7 +7,8 @@ A page marks a table by comments, and what stands between them is written by `gr
 
 Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed) or choose
 `view=rows` (one row a point, the default) or `view=cases` (one row a case: geometric means), and
-`columns=`: labels of contenders by commas, all by default.
+`columns=`: labels of contenders by commas, all by default. `graft.outcome_tables` has the views of
+what `graft upstream-tests` and `graft opinfo` write.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from graft import outcome_tables
 from graft.bench import results, shapes
 from graft.bench.stats import geomean
 from graft.errors import GraftError
@@ -69,8 +71,10 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
     """The Markdown table that a marker's words ask for."""
     if not spec:
         raise GraftError(f"{where}: a table marker names no result file")
-    result = results.load(root / spec[0])
     options = dict(word.partition("=")[::2] for word in spec[1:])
+    if options.get("view") in outcome_tables.VIEWS:
+        return outcome_tables.table(root / spec[0], options["view"])
+    result = results.load(root / spec[0])
     unknown = set(options) - {*_FILTERS, "view", "columns"}
     if unknown:
         raise GraftError(f"{where}: table of {spec[0]}: {unknown.pop()} is no option of a table")
