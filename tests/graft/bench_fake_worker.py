@@ -5,7 +5,7 @@ A case's name says what happens: `crash`, `hang`, `hang_with_gpu`, `wrong`, `oom
 else has a time.
 FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
 first case and never start again, FAKE_GPU_NAME the GPUs' name, FAKE_PEER why Liger is absent;
-FAKE_SLOW makes every case slow.
+FAKE_SLOW makes every case slow; FAKE_LATE is the time of the one that hangs after the other.
 
 `python bench_fake_worker.py COUNT ARGS...` is `graft bench ARGS...` on COUNT such GPUs.
 """
@@ -47,7 +47,7 @@ class Fake:
         if verb == "hello":
             seen = {"cores": sorted(os.sched_getaffinity(0)), "env": sorted(os.environ)}
             self.log.with_name(f"seen-{GPU}-{os.getpid()}.json").write_text(json.dumps(seen))
-        return getattr(self, verb)(**message)
+        return {"held_s": 0.25, **getattr(self, verb)(**message)}
 
     def note(self, what, case=""):
         with self.log.open("a") as log:
@@ -70,6 +70,8 @@ class Fake:
         return {"median": 4000.0, "q1": 4000.0, "q3": 4000.0, "n": 30}
 
     def prepare(self, case, shape, dtype, corpus, seed):
+        if case == "hang_with_gpu" and os.environ.get("FAKE_LATE") == str(self.us):
+            time.sleep(0.5)
         with self.gpu:
             self.note("takes", case)
             if case == "hang_with_gpu":

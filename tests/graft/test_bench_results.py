@@ -140,9 +140,9 @@ def test_a_cut_run_has_some_of_each_case():
         return [plan.Point(case, (i, 1), dtype) for i in range(2) for dtype in ("bf16", "fp32")]
 
     turns = plan.in_turn([*points("a"), *points("b")])
-    assert [(point.case, point.shape[0]) for point in turns] == [
-        *[("a", 0), ("a", 0), ("b", 0), ("b", 0)],
-        *[("a", 1), ("a", 1), ("b", 1), ("b", 1)],
+    rows = [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert [(point.dtype, point.case, point.shape[0]) for point in turns] == [
+        (dtype, *row) for dtype in ("bf16", "fp32") for row in rows
     ]
 
 

@@ -81,17 +81,18 @@ def points(
 
 
 def in_turn(points: Sequence[Point]) -> list[Point]:
-    """The first point of each case and dtype, then the second of each, and so on.
+    """The order to measure in, so that a run which is cut has some of each case.
 
-    The order to measure in: a run that is cut has some of each.
+    The dtypes after each other; in each, the first point of every case, then the second, and so on.
     """
+    dtypes = list(dict.fromkeys(point.dtype for point in points))
     turns: dict[tuple[str, str], int] = {}
     numbered = []
     for point in points:
         turn = turns.get((point.case, point.dtype), 0)
         turns[point.case, point.dtype] = turn + 1
-        numbered.append((turn, point))
-    return [point for _, point in sorted(numbered, key=lambda pair: pair[0])]
+        numbered.append((dtypes.index(point.dtype), turn, point))
+    return [point for *_, point in sorted(numbered, key=lambda entry: entry[:2])]
 
 
 def select(names: Sequence[str], every: Mapping[str, Any], files: Mapping[str, str]) -> list[Any]:

@@ -3,9 +3,10 @@
 A request is `{"do": VERB, ...}`; its reply is `{"ok": true, ...}` or `{"ok": false,
 "kind": KIND, "error": TEXT, "fatal": BOOL, "facts": {...}}`. Fatal says that the worker can
 serve no further case (a CUDA error poisons the process) and wants to be replaced. Requests are
-served in order, one reply each. Before it, `{"ok": true, "waits": BOOL}` says that the worker
-begins, or ends, to wait for the GPU: that time is not its own. The worker's own standard output
-goes to its log: nothing that a library prints can be taken for a reply.
+served in order, one reply each; `held_s` in it says for how long the GPU was held. Before it,
+`{"ok": true, "waits": BOOL}` says that the worker begins, or ends, to wait for the GPU: that time
+is not its own. The worker's own standard output goes to its log: nothing that a library prints
+can be taken for a reply.
 """
 
 from __future__ import annotations

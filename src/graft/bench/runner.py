@@ -12,11 +12,13 @@ import queue
 import statistics
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from graft import caches
 from graft.bench.gpu_lock import GpuLock
@@ -125,6 +127,7 @@ class _Seat:
         self._gpu = gpu
         self._remote: Remote | None = None
         self._greeted = False
+        self.held_s = 0.0  # for how long its workers held the GPU
 
     @property
     def label(self) -> str:
@@ -174,7 +177,7 @@ class _Seat:
             self.absent = reply["absent"]
             self.close()
             return
-        self.about = {name: value for name, value in reply.items() if name != "ok"}
+        self.about = {n: value for n, value in reply.items() if n not in ("ok", "held_s")}
         self._greeted = True
 
     def send(self, message: Message) -> None:
@@ -195,6 +198,7 @@ class _Seat:
             raise
         if reply.get("fatal"):
             self.close()
+        self.held_s += reply.pop("held_s", 0.0)
         return reply
 
     def close(self) -> None:
@@ -242,6 +246,9 @@ class Lane:
         self.gpu = gpu
         self.error: str | None = None
         self.about: Message = {}
+        self.points = 0
+        self.ready_s = 0.0  # from when it was made until its first point
+        self._made = time.monotonic()
         self._settings = settings
         self._lock = GpuLock(gpu.lock)
         self.seats = []
@@ -261,6 +268,12 @@ class Lane:
         with self.gpu.guard:
             if not self.gpu.copy_gb_per_s:
                 self.gpu.copy_gb_per_s = self._copy(present[0])
+        self.ready_s = time.monotonic() - self._made
+
+    @property
+    def held_s(self) -> tuple[float, float]:
+        """Seconds for which it held the GPU: its workers for preparing, itself for timing."""
+        return sum(seat.held_s for seat in self.seats), self._lock.held_s
 
     def _copy(self, seat: _Seat) -> Message:
         try:
@@ -276,8 +289,9 @@ class Lane:
         """Replace the workers that were lost. Raises LaneLost when one does not start."""
         for seat in self.seats:
             seat.start()
-        for seat in self.seats:
-            seat.greet()
+        for lost in _of_each(_Seat.greet, self.seats, LaneLost):
+            if isinstance(lost, LaneLost):
+                raise lost
 
     def close(self) -> None:
         for seat in self.seats:
@@ -301,6 +315,7 @@ class Lane:
         with self._lock:
             rounds = self._rounds(ready, facts, times)
         self._release()
+        self.points += 1
         bytes_moved = next((f.get("bytes") for f in facts.values() if f.get("bytes")), None)
         if bytes_moved:
             row["bytes"] = bytes_moved
@@ -358,11 +373,10 @@ class Lane:
                 asked.append(seat)
             except WorkerLost as lost:
                 times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
-        for seat in asked:
-            try:
-                reply = seat.receive(self._settings.timeout_s)
-            except WorkerLost as lost:
-                times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
+        replies = _of_each(lambda seat: seat.receive(self._settings.timeout_s), asked, WorkerLost)
+        for seat, reply in zip(asked, replies, strict=True):
+            if isinstance(reply, WorkerLost):
+                times[seat.label] = _error(reply.kind, f"{reply} (preparing)")
                 continue
             if reply.pop("ok"):
                 facts[seat.label] = reply
@@ -408,9 +422,7 @@ class Lane:
                 if seat.alive:
                     seat.send({"do": "release"})
                     asked.append(seat)
-        for seat in asked:
-            with contextlib.suppress(WorkerLost):
-                seat.receive(_COPY_TIMEOUT_S)
+        _of_each(lambda seat: seat.receive(_COPY_TIMEOUT_S), asked, WorkerLost)
 
     @staticmethod
     def _time(facts: Message, rounds: list[list[float]], limit_us: float | None) -> Message:
@@ -422,6 +434,28 @@ class Lane:
         medians = [statistics.median(turn) for turn in rounds]
         out["between_rounds"] = round((max(medians) - min(medians)) / us["median"], 4)
         return out | _shown(facts)
+
+
+_Found = TypeVar("_Found")
+_Lost = TypeVar("_Lost", bound=Exception)
+
+
+def _of_each(
+    ask: Callable[[_Seat], _Found], seats: Sequence[_Seat], lost: type[_Lost]
+) -> list[_Found | _Lost]:
+    """What `ask` returns for each seat, or the `lost` that it raises.
+
+    All are listened to at the same time: one may wait for the GPU that another, which hangs, has.
+    """
+
+    def answer(seat: _Seat) -> _Found | _Lost:
+        try:
+            return ask(seat)
+        except lost as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(seats))) as pool:
+        return list(pool.map(answer, seats))
 
 
 def _shown(facts: Message) -> Message:
@@ -533,6 +567,7 @@ def run(
                 own = Path(scratch) / f"gpu{name}-{job}"
                 lanes.append(Lane(gpu, contenders, settings, own, next(shares)))
         threads = [threading.Thread(target=serve, args=(lane,), daemon=True) for lane in lanes]
+        began = time.monotonic()
         for thread in threads:
             thread.start()
         try:
@@ -546,12 +581,30 @@ def run(
             raise
     if failure:
         raise failure[0]
+    for line in use(lanes, time.monotonic() - began):
+        on_note(line)
     if left:
         said = "; ".join(f"GPU {lane.gpu.name}: {lane.error}" for lane in lanes if lane.error)
         raise GraftError(
             f"no GPU is left, and {left} of {len(todo)} points are not measured ({said})",
             next="the same command, which goes on where this one ended",
         )
+
+
+def use(lanes: Sequence[Lane], seconds: float) -> list[str]:
+    """How busy each GPU was, a line each: what more points at a time could gain."""
+    lines = []
+    for name in dict.fromkeys(lane.gpu.name for lane in lanes):
+        own = [lane for lane in lanes if lane.gpu.name == name and not lane.error]
+        points = sum(lane.points for lane in own)
+        if points:
+            ready = max(lane.ready_s for lane in own)
+            preparing, timing = (sum(held) for held in zip(*(lane.held_s for lane in own)))
+            lines.append(
+                f"GPU {name}: {points} points in {seconds:.0f} s, ready after {ready:.0f} s;"
+                f" held for {preparing:.0f} s to prepare, for {timing:.0f} s to time"
+            )
+    return lines
 
 
 def share(cores: Sequence[int], lanes: int) -> list[frozenset[int]]:

@@ -95,10 +95,12 @@ class Worker:
             "measure": self.measure,
             "release": self.release,
         }
+        held_s = self.gpu.held_s
         try:
-            return methods[verb](**message)
+            reply = methods[verb](**message)
         finally:
             self.gpu.release()
+        return {**reply, "held_s": round(self.gpu.held_s - held_s, 4)}
 
     def hello(
         self,
