@@ -457,7 +457,7 @@ def test_tables_are_written_from_files_and_then_agree(pages):
         ("<!-- table: r.json case=none -->\n<!-- /table -->\n", "has no row"),
         ("<!-- table: r.json columns=helion -->\n<!-- /table -->\n", "has no contender helion"),
         ("<!-- table: none.json -->\n<!-- /table -->\n", "No such file"),
-        ("<!-- table: r.json view=pie -->\n<!-- /table -->\n", "expected rows or cases"),
+        ("<!-- table: r.json view=pie -->\n<!-- /table -->\n", "expected rows, cases or agreement"),
     ],
 )
 def test_a_marker_that_means_nothing_is_named(pages, marker, words):
@@ -468,6 +468,22 @@ def test_a_marker_that_means_nothing_is_named(pages, marker, words):
 
 def test_the_tables_of_this_repository_agree_with_their_files():
     assert [page.name for page, _, _ in tables.stale(pins.ROOT)] == []
+
+
+def test_a_table_of_two_runs_says_how_far_apart_they_are(tmp_path):
+    first = [row("c", (4, 4), 10.0, 5.0), row("c", (8, 8), 20.0, 10.0), row("c", (2, 2), 1.0, 1.0)]
+    second = [row("c", (4, 4), 10.0, 5.0), row("c", (8, 8), 22.0, 10.0), row("c", (9, 9), 1.0, 1.0)]
+    results.save(result(*first), tmp_path / "a.json")
+    results.save(result(*second), tmp_path / "b.json")
+    spec = ["a.json", "view=agreement", "again=b.json"]
+    assert tables.table(spec, tmp_path, "page").splitlines()[2:] == [
+        "| c | stock | 2 | 5.0% | 10.0% | 8x8 |",
+        "| c | patched | 2 | 0.0% | 0.0% | 4x4 |",
+        "| c | stock / patched | 2 | 5.0% | 10.0% | 8x8 |",
+    ]
+    for wrong in (spec[:2], [*spec, "dtype=bf16"]):
+        with pytest.raises(GraftError, match="takes again=FILE and no more"):
+            tables.table(wrong, tmp_path, "page")
 
 
 def test_committed_results_are_results_without_machine_paths():

@@ -6,7 +6,8 @@ A page marks a table by comments, and what stands between them is written by `gr
     <!-- /table -->
 
 Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed) or choose
-`view=rows` (one row a point, the default) or `view=cases` (one row a case: geometric means), and
+`view=rows` (one row a point, the default), `view=cases` (one row a case: geometric means), or
+`view=agreement again=bench/results/OTHER.json` (how far apart two runs of the same thing are), and
 `columns=`: labels of contenders by commas, all by default. `graft.outcome_tables` has the views of
 what `graft upstream-tests` and `graft opinfo` write.
 """
@@ -16,11 +17,12 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from graft import outcome_tables
-from graft.bench import results, shapes
+from graft.bench import agreement, results, shapes
 from graft.bench.stats import geomean
 from graft.errors import GraftError
 
@@ -75,6 +77,10 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
     if options.get("view") in outcome_tables.VIEWS:
         return outcome_tables.table(root / spec[0], options["view"])
     result = results.load(root / spec[0])
+    if options.get("view") == "agreement":
+        if set(options) != {"view", "again"}:
+            raise GraftError(f"{where}: view=agreement of {spec[0]} takes again=FILE and no more")
+        return apart(result, results.load(root / options["again"]))
     unknown = set(options) - {*_FILTERS, "view", "columns"}
     if unknown:
         raise GraftError(f"{where}: table of {spec[0]}: {unknown.pop()} is no option of a table")
@@ -95,7 +101,9 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
     view = options.get("view", "rows")
     views = {"rows": by_row, "cases": by_case}
     if view not in views:
-        raise GraftError(f"{where}: table of {spec[0]}: view={view}, expected rows or cases")
+        raise GraftError(
+            f"{where}: table of {spec[0]}: view={view}, expected rows, cases or agreement"
+        )
     return views[view](rows, labels)
 
 
@@ -171,6 +179,20 @@ def by_case(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
         cells.append(", ".join(failures))
         lines.append(cells)
     return _markdown(head, lines, 2)
+
+
+def apart(before: results.Result, after: results.Result) -> str:
+    """One line a case and contender, or ratio of two: how far apart two runs of it are."""
+    groups: dict[tuple[str, str], list[agreement.Repeat]] = {}
+    for repeat in agreement.repeats(before, after):
+        groups.setdefault((repeat.case, repeat.what), []).append(repeat)
+    lines = []
+    for (case, what), group in groups.items():
+        worst = max(group, key=lambda repeat: repeat.apart)
+        median = statistics.median(repeat.apart for repeat in group)
+        at = worst.key.split(" ")[1]
+        lines.append([case, what, str(len(group)), f"{median:.1%}", f"{worst.apart:.1%}", at])
+    return _markdown(["case", "what", "points", "median", "worst", "at"], lines, 2)
 
 
 def cell(time: dict[str, object]) -> str:
