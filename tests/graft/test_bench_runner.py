@@ -324,7 +324,7 @@ def test_a_worker_runs_on_the_cores_of_its_lane(bench, monkeypatch):
 
 def test_cores_are_shared_by_lanes():
     assert runner.share(range(64), 4)[1] == frozenset(range(16, 32))
-    assert runner.share(range(7), 3) == [{0, 1}, {2, 3}, {4, 5}]
+    assert runner.share(range(7), 3) == [{0, 1}, {2, 3}, {4, 5, 6}]
     assert runner.share([4, 5, 6], 2) == [{4, 5, 6}] * 2  # one each would be too few
     assert runner.share([0, 1], 1) == [{0, 1}]
 

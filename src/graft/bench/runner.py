@@ -7,6 +7,7 @@ on it holds its lock: a lane while it times a point, a worker for what else it d
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import statistics
@@ -612,10 +613,11 @@ def share(cores: Sequence[int], lanes: int) -> list[frozenset[int]]:
 
     A lane needs a core for its launches and one for a compile.
     """
-    each = len(cores) // lanes
-    if lanes == 1 or each < 2:
+    count = len(cores)
+    if lanes == 1 or count < 2 * lanes:
         return [frozenset(cores)] * lanes
-    return [frozenset(cores[i * each : (i + 1) * each]) for i in range(lanes)]
+    edges = [i * count // lanes for i in range(lanes + 1)]
+    return [frozenset(cores[low:high]) for low, high in itertools.pairwise(edges)]
 
 
 _ABOUT_GPU = ("gpu", "driver", "capability", "sms", "memory_bytes", "l2_bytes", "flush_bytes")
