@@ -8,14 +8,21 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from graft.bench.cli import bench
 from graft.errors import GraftError, UsageError, nearest
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+_LOG_EVERY_S = 30.0
 _OF_A_DISK = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM}
 
 
@@ -99,6 +106,21 @@ def main() -> None:
             raise
         click.echo(GraftError(f"{wrong.filename or 'a file'}: {wrong.strerror}").report(), err=True)
         sys.exit(GraftError.code)
+
+
+def _progress(console: Console, status: Status) -> Callable[[str], None]:
+    """What shows how far a long command is: its status, or, in a log, a line each half minute."""
+    last = time.monotonic()
+
+    def say(line: str) -> None:
+        nonlocal last
+        if console.is_terminal:
+            status.update(line)
+        elif time.monotonic() - last >= _LOG_EVERY_S:
+            last = time.monotonic()
+            click.echo(line)
+
+    return say
 
 
 # --- the tree ------------------------------------------------------------------------------------
@@ -469,7 +491,7 @@ def upstream_tests(
             kept=kept,
             anew=anew,
             seconds=seconds,
-            say=status.update,
+            say=_progress(console, status),
         )
     comparison.show(found, console)
     if file:
@@ -536,7 +558,7 @@ def opinfo(
             kept=kept,
             anew=anew,
             seconds=seconds,
-            say=status.update,
+            say=_progress(console, status),
         )
     operators.show(found, console)
     if file:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,10 @@ def check_able(halves: Sequence[Half], needs_gpu: bool = True) -> tuple[list[str
     """The GPUs, as CUDA_VISIBLE_DEVICES has them, and their name. Raises GraftError if a side
     cannot run upstream's tests."""
     count, name = 0, ""
-    for half in halves:
+    with ThreadPoolExecutor() as executor:  # each imports torch: seconds, on a cold disk many
+        probes = [*executor.map(_probe, halves)]
+    for half, done in zip(halves, probes, strict=True):
         python = half.python
-        env = {k: v for k, v in {**os.environ, **half.env}.items() if v is not None}
-        done = subprocess.run(
-            [*python, "-c", _PROBE], env=env, capture_output=True, text=True, check=False, cwd="/"
-        )
         if done.returncode:
             words = done.stderr.strip().splitlines()[-1:]
             raise GraftError(f"{python[0]} cannot import torch: {''.join(words)}", "graft verify")
@@ -130,6 +129,13 @@ def check_able(halves: Sequence[Half], needs_gpu: bool = True) -> tuple[list[str
         return [""], "no GPU"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (visible.split(",") if visible else [str(n) for n in range(count)])[:count], name
+
+
+def _probe(half: Half) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in {**os.environ, **half.env}.items() if v is not None}
+    return subprocess.run(
+        [*half.python, "-c", _PROBE], env=env, capture_output=True, text=True, check=False, cwd="/"
+    )
 
 
 def _tests_hash(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import subprocess
@@ -150,6 +151,20 @@ def test_a_disk_that_takes_nothing(
         cli.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"error: /disk/x: {os.strerror(number)}\n"
+
+
+def test_a_log_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO())
+    with console.status("") as status:
+        say = cli._progress(console, status)
+        say("1 of 3 processes")  # half a minute has not passed
+        monkeypatch.setattr(cli, "_LOG_EVERY_S", 0.0)
+        say("2 of 3 processes")
+    assert capsys.readouterr().out == "2 of 3 processes\n"
 
 
 def test_help_lists_every_command(made: Tree) -> None:
