@@ -165,6 +165,63 @@ def test_what_follows_the_input_when_it_is_enlarged(lab: LabProcess) -> None:
     assert after == [[14, 9], [14]]
 
 
+def in_lab_by_chance(by_eager_too: bool) -> list[Any]:
+    """What becomes of an operator that is not the same twice."""
+    machine = _machine()
+    import types
+
+    import torch
+
+    from graft.lab import operators
+
+    def by_chance(x: Any) -> Any:
+        if by_eager_too or torch.compiler.is_compiling():
+            x = x + torch.rand_like(x)
+        return x * 2
+
+    def samples(op: Any, device: str, dtype: Any, requires_grad: bool) -> Any:
+        yield types.SimpleNamespace(input=torch.ones(5, 3, dtype=dtype), args=(), kwargs={})
+
+    op = types.SimpleNamespace(
+        op=by_chance, sample_inputs_func=samples, dtypesIfCUDA={torch.float32},
+        supports_autograd=False,
+    )  # fmt: skip
+    operators.operators()["by_chance"] = op
+    try:
+        outcome = operators.check(machine, Case("by_chance", "float32", 0, "alone"))
+    finally:
+        del operators.operators()["by_chance"]
+    return [outcome.kind, outcome.detail]
+
+
+def test_what_is_not_the_same_twice_is_wrong_where_eager_is(lab: LabProcess) -> None:
+    assert lab("by_chance", False) == ["unstable", "output 0: two runs differ"]
+    assert lab("by_chance", True)[0] == "ok"
+
+
+def in_lab_reference(case: str) -> list[str]:
+    """The dtypes of what a case is held to."""
+    _machine()
+    from graft.lab import operators
+
+    wanted = Case.parse(case)
+    op = operators.operators()[wanted.operator]
+    sample = [*operators._samples(op, wanted.dtype)][wanted.index]
+    call = operators._Call([sample.input, list(sample.args), dict(sample.kwargs)], [])
+    named = operators._run(operators._alone(op.op), call.in_double())
+    return [str(x.dtype) for x in named.values() if x.is_floating_point()]
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["_softmax_backward_data-float32-0-alone", "nn.functional.softmin.with_dtype-bfloat16-0-alone"],
+)
+def test_the_reference_is_float64_where_an_argument_names_a_dtype(
+    lab: LabProcess, case: str
+) -> None:
+    assert set(lab("reference", case)) == {"torch.float64"}
+
+
 def in_lab_wrong(form: str) -> list[list[Any]]:
     """What becomes of an operator that is compiled into something else, or not at all."""
     machine = _machine()

@@ -31,6 +31,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,9 @@ def _run(function: Callable[..., Any], inputs: list[Any]) -> list[Any]:
 
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+    # Triton begins with a place, then the source, and says what is wrong in the end
+    at = -1 if lines and re.fullmatch(r"at \d+:\d+:", lines[0]) else 0
+    return f"{type(error).__name__}: {lines[at] if lines else ''}"[:300]
 
 
 def compare(
