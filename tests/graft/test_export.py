@@ -136,13 +136,32 @@ def test_its_tests_run_as_upstreams_do(tmp_path: Path) -> None:
         assert last[-1].strip() == "run_tests()"
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     env["CUDA_VISIBLE_DEVICES"] = ""
-    running = [  # side by side: most of it is importing torch
-        subprocess.Popen([str(python), path], cwd=checkout, env=env, stderr=subprocess.PIPE)
-        for path in tests
-    ]
-    for process in running:
-        said = process.communicate()[1].decode()
-        assert process.returncode == 0, said
+    done = subprocess.run(
+        [str(python), "-P", "-c", AS_SCRIPTS, *tests],
+        cwd=checkout,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"{path} 0" for path in tests], done.stderr
+
+
+# Each file as ``python FILE`` runs it, in a process of its own that starts with torch imported, and
+# with what compiles C++ to know whether it can: a dozen times over, that is all that takes time.
+AS_SCRIPTS = """
+import os, runpy, sys
+import torch, torch._inductor.test_case, torch.testing._internal.inductor_utils
+
+for path in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        sys.argv[:] = [path]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+        runpy.run_path(path, run_name="__main__")
+        sys.exit()
+    print(path, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
 # --- what is made --------------------------------------------------------------------------------
