@@ -24,6 +24,7 @@ from graft.errors import GraftError, UsageError, nearest
 from graft.git import git
 from graft.pins import ROOT
 from graft.stack import COPIES, Patch, Stack, copies
+from graft.suite import QUICK
 from graft.testrun import Run
 
 TESTS = COPIES["test/inductor/"]
@@ -212,7 +213,8 @@ class _Bench:
 
     def env(self, name: str) -> dict[str, str | None]:
         cache = str(self.folder / name / "cache")
-        return {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_HOME": cache, "TRITON_CACHE_DIR": None}
+        caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_HOME": cache, "TRITON_CACHE_DIR": None}
+        return {**QUICK, **caches}
 
 
 def _is_test(path: str) -> bool:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,11 @@ from pathlib import Path
 
 SUITES = {"cpu": ("tests/graft", "tests/inductor"), "gpu": ("tests/inductor",)}
 """What tox.ini's environments run when no path is named."""
+
+
+QUICK = {"TORCHINDUCTOR_VEC_ISA_OK": "0"}
+"""Keeps Inductor's test utilities from asking which vector instructions a CPU has, by compilers and
+by programs that import torch: over 10 s of CPU time in every process that imports them."""
 
 
 def commands(which: str, args: Sequence[str], root: Path, parallel: bool) -> list[list[str]]:
@@ -36,8 +42,11 @@ def main(argv: Sequence[str]) -> int:
     """``python suite.py cpu|gpu [pytest arguments]``; returns the first exit code that is not 0."""
     root = Path(__file__).resolve().parents[2]
     parallel = importlib.util.find_spec("xdist") is not None
+    env = {**QUICK, **os.environ}
     codes = [
-        subprocess.run([sys.executable, "-m", "pytest", *each], cwd=root, check=False).returncode
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *each], cwd=root, env=env, check=False
+        ).returncode
         for each in commands(argv[0], argv[1:], root, parallel)
     ]
     return next((code for code in codes if code), 0)

@@ -415,6 +415,23 @@ def test_ci_runs_the_tests() -> None:
     assert './build.sh test "$@"' in (ROOT / ".ci/run").read_text()
 
 
+def test_what_takes_time_and_tests_nothing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the one who runs the tests says otherwise."""
+    seen: list[dict[str, str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **how: object) -> object:
+        seen.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(suite.subprocess, "run", run)
+    monkeypatch.delenv("TORCHINDUCTOR_VEC_ISA_OK", raising=False)
+    assert suite.main(["gpu", "-q"]) == 0
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    assert suite.main(["gpu", "-q"]) == 0
+    assert [env["TORCHINDUCTOR_VEC_ISA_OK"] for env in seen] == ["0", "1"]
+    assert all(env["PATH"] == os.environ["PATH"] for env in seen)
+
+
 def test_paths_are_sorted_into_suites() -> None:
     paths = ["tests/graft/test_pins.py::test_x", "tests/inductor", "src"]
     both = suite.commands("cpu", [*paths, "-q"], ROOT, parallel=False)
