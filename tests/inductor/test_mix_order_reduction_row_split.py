@@ -94,6 +94,24 @@ class PersistentRowsTest(TestBase):
             code,
         )
 
+    def test_epilogue_is_no_part_of_a_row(self):
+        """
+        What is added to the sums over the rows follows the final reduction. The kernel
+        is the same with it and without, and norms that share weights share a kernel.
+        """
+
+        def f(x, *more):
+            columns = x.sum(0)
+            for each in more:
+                columns = columns + each
+            return x.sum(1), columns
+
+        x = randn(2200, 768)
+        alone = self.meta(self.check(f, x))
+        more = [randn(768) for _ in range(8)]
+        metrics.reset()
+        self.assertEqual(self.meta(self.check(f, x, *more)), alone)
+
     def test_dynamic_rows(self):
         f = torch.compile(sums, fullgraph=True)
         weight = randn(4096)

@@ -156,12 +156,15 @@ def row_cost(
     From both sides, the contiguous node first, which reduces ``[xnumel, rnumel]``
     over columns; the other node's reductions become the partial accumulators.
     """
-    _, other_node = nodes
+    contiguous_node, other_node = nodes
+    reductions = [node for node in other_node.get_nodes() if node.is_reduction()]
+    # What follows the other node's reductions follows the final ones: in another kernel.
+    in_kernel = [contiguous_node, *reductions]
     statically_known_equals = V.graph.sizevars.statically_known_equals
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
     streamed: dict[str, int] = {}
     invariant: OrderedSet[str] = OrderedSet()
-    for dep in (dep for node in nodes for dep in node.read_writes.reads):
+    for dep in (dep for node in in_kernel for dep in node.read_writes.reads):
         if not isinstance(dep, MemoryDep) or dep.name in written:
             continue
         # loops that do not move the index are broadcast over
@@ -173,15 +176,14 @@ def row_cost(
         elif statically_known_equals(numel, rnumel):
             invariant.add(dep.name)
     accumulator_bytes = 0
-    for snode in other_node.get_nodes():
-        if snode.is_reduction():
-            dtype = accumulate_dtype(snode.node.get_dtype())  # type: ignore[union-attr]
-            assert dtype is not None
-            accumulator_bytes += get_dtype_size(dtype)
+    for snode in reductions:
+        dtype = accumulate_dtype(snode.node.get_dtype())  # type: ignore[union-attr]
+        assert dtype is not None
+        accumulator_bytes += get_dtype_size(dtype)
     stores_rows = any(
         isinstance(dep, MemoryDep)
         and statically_known_equals(dep.get_numel(), xnumel * rnumel)
-        for node in nodes
+        for node in in_kernel
         for dep in node.read_writes.writes
     )
     return RowCost(

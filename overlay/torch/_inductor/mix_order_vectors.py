@@ -1,0 +1,74 @@
+"""
+How many columns of a row a thread loads at once in a mix-order kernel.
+
+Triton gives all accesses of one shape whose addresses have an index in common the
+same layout, with as many columns a thread as the narrowest type has in 16 bytes. Next
+to a mask of bytes a thread has 16 columns, which are 64 bytes of a float32 tensor: its
+copies to shared memory are four that lie 64 bytes apart from those of the next thread,
+and what is read from there changes its layout before it is computed with.
+
+The compiler widens an access up to what it may assume of the address. So where the
+types differ in width, it is told less of the narrower ones: as many columns of each as
+the widest has in 16 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TYPE_CHECKING
+
+from torch.utils._ordered_set import OrderedSet
+
+from .codegen.common import TensorArg
+from .dependencies import MemoryDep
+from .utils import sympy_product
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .codegen.simd_kernel_features import SIMDKernelFeatures
+
+
+VECTOR_BYTES = 16  # the widest access of a thread
+# An asynchronous copy to shared memory has at least 4 bytes, so 4 columns of bytes.
+MIN_COLUMNS = 4
+
+
+def even_vectors(
+    attributes: Any, signature: Sequence[Any], features: SIMDKernelFeatures
+) -> None:
+    """
+    Lower what ``attributes``, of the arguments in ``signature`` by position, say of the
+    addresses of tensors that are accessed whole, so that a thread has as many columns
+    of each as of the widest type.
+    """
+    numel = features.numel * features.reduction_numel
+    whole = OrderedSet(
+        name
+        for name, deps in features.buf_accesses().items()
+        if any(
+            isinstance(dep, MemoryDep)
+            # loops that do not move the index are broadcast over
+            and V.graph.sizevars.statically_known_equals(
+                sympy_product(
+                    size
+                    for var, size in dep.ranges.items()
+                    if var in dep.index.free_symbols
+                ),
+                numel,
+            )
+            for dep in deps
+        )
+    )
+    itemsizes = {
+        (i,): arg.dtype.itemsize
+        for i, arg in enumerate(signature)
+        if isinstance(arg, TensorArg) and arg.buffer in whole
+    }
+    columns = max(
+        MIN_COLUMNS, VECTOR_BYTES // max(itemsizes.values(), default=VECTOR_BYTES)
+    )
+    for i, itemsize in itemsizes.items():
+        if i in attributes and columns * itemsize < VECTOR_BYTES:
+            attributes[i] = [["tt.divisibility", columns * itemsize]]
