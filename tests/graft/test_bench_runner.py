@@ -229,7 +229,8 @@ def test_nothing_left_to_do_starts_no_worker(bench):
 
 
 KILLED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.path[:0] = {path!r}
 from pathlib import Path
 from test_bench_runner import Bench

@@ -523,7 +523,8 @@ def test_a_name_that_another_stands_in_the_way_of(place: Place) -> None:
 # --- ends that are none --------------------------------------------------------------------------
 
 STOP = """\
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from pathlib import Path
 from dataclasses import replace
 from graft import export, pins, stack
