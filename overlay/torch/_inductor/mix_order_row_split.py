@@ -55,13 +55,16 @@ MIN_TILE = 2048
 MIN_TILE_NARROW = 1024  # rows of at most 256
 # Columns of a tile that a thread holds.
 ELEMENTS_PER_THREAD = 32
+# Columns that a warp holds of a row of half types, 16 bytes a thread: a warp more than a
+# row has of these holds other rows of the tile.
+COLUMNS_PER_WARP = 32 * 8
 MIN_STAGES, MAX_STAGES = 3, 4
 # Registers of a thread for addresses, masks, row statistics and temporaries.
 OTHER_REGISTERS = 28
 MAX_REGISTERS_PER_THREAD = 255
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
 MAX_WARPS = 32
-REGISTERS_PER_SM = 65536
+DEFAULT_REGISTERS_PER_SM = 65536
 # Shared memory that one block can have, KiB, by compute capability (CUDA C++
 # Programming Guide, technical specifications), less what reductions over warps need.
 SHARED_MEMORY_KIB = {70: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}
@@ -103,6 +106,8 @@ class RowSplit:
     num_stages: of the loop over tiles
     reload: whether a row is loaded again when its reductions are known
     hoist: whether what every row reads is loaded once, before the loop
+    accumulate_tiles: whether a partial accumulator is a whole tile, reduced over its
+        rows once, after the loop
     """
 
     num_programs: int
@@ -112,6 +117,7 @@ class RowSplit:
     num_stages: int
     reload: bool
     hoist: bool
+    accumulate_tiles: bool
 
     def inductor_meta(self) -> dict[str, Any]:
         """
@@ -171,7 +177,14 @@ def row_cost(
         numel = sympy_product(
             size for var, size in dep.ranges.items() if var in dep.index.free_symbols
         )
-        if statically_known_equals(numel, xnumel * rnumel):
+        # rows that are gathered, or of which several are one: a tile nevertheless
+        shared_rows = (
+            dep.is_indirect() or not statically_known_equals(numel, rnumel)
+        ) and any(
+            dep.index.coeff(var) == 1 and statically_known_equals(size, rnumel)
+            for var, size in dep.ranges.items()
+        )
+        if shared_rows or statically_known_equals(numel, xnumel * rnumel):
             streamed[dep.name] = get_dtype_size(V.graph.get_dtype(dep.name))
         elif statically_known_equals(numel, rnumel):
             invariant.add(dep.name)
@@ -207,6 +220,7 @@ def row_split(
     ``rows`` is None when they are dynamic: then they are taken to fill the GPU.
     ``programs_per_sm`` is chosen here, but for autotuning.
     """
+    registers_per_sm = device.regs_per_multiprocessor or DEFAULT_REGISTERS_PER_SM
     row_bytes = cost.rnumel * max(1, cost.stream_bytes)
     if row_bytes * 2 <= MAX_TILE_BYTES and cost.rnumel > MIN_TILE:
         xblock = last_power_of_2(MAX_TILE_BYTES // row_bytes)
@@ -215,18 +229,30 @@ def row_split(
         xblock = max(1, smallest // cost.rnumel)
     tile = xblock * cost.rnumel
 
-    throughout = (cost.accumulators + cost.invariants) * cost.rnumel
     # What is stored is computed when a row's reductions are known, so its inputs live
     # until then, with a product or two; without, each is reduced as it comes.
-    live = throughout + (cost.streams + 2 if cost.stores_rows else 1) * tile
+    live_tiles = cost.streams + 2 if cost.stores_rows else 1
+
+    def accumulate_tiles(num_warps: int) -> bool:
+        # A sum over rows that are in several warps goes through shared memory and two
+        # barriers, in every iteration, for what a few more registers can keep.
+        return xblock > 1 and num_warps > 1 and num_warps * COLUMNS_PER_WARP > cost.rnumel
+
+    def throughout(num_warps: int) -> int:
+        accumulator = tile if accumulate_tiles(num_warps) else cost.rnumel
+        return cost.accumulators * accumulator + cost.invariants * cost.rnumel
+
+    def live_registers(num_warps: int) -> int:
+        return registers(throughout(num_warps) + live_tiles * tile, num_warps)
+
     num_warps = next(
         (
             num_warps
             for most in (COMFORTABLE_REGISTERS, MAX_REGISTERS_PER_THREAD)
             for num_warps in (1, 2, 4, 8, 16, 32)
             if num_warps * 32 * ELEMENTS_PER_THREAD >= min(tile, 32 * 1024)
-            and registers(live, num_warps)
-            <= min(most, REGISTERS_PER_SM // (num_warps * 32))
+            and live_registers(num_warps)
+            <= min(most, registers_per_sm // (num_warps * 32))
         ),
         None,
     )
@@ -235,7 +261,7 @@ def row_split(
     if num_warps is None:
         width = ceildiv(cost.stream_bytes, 2 * max(1, cost.streams))  # 1: half types
         num_warps = 16 if width == 1 else 8
-        hoist = throughout + width * tile <= REGISTERS_PER_SM
+        hoist = throughout(num_warps) + width * tile <= registers_per_sm
 
     # what a tile loads from memory; the padding does not
     tile_bytes = max(1, xblock * cost.columns * cost.stream_bytes)
@@ -243,7 +269,7 @@ def row_split(
         programs_per_sm = 1
         if cost.rnumel <= MIN_TILE:
             wanted = ceildiv(FLIGHT_BYTES, (MIN_STAGES - 1) * tile_bytes)
-            fit = REGISTERS_PER_SM // (registers(live, num_warps) * num_warps * 32)
+            fit = registers_per_sm // (live_registers(num_warps) * num_warps * 32)
             most = max(1, min(fit, last_power_of_2(wanted * 4 // 3)))
             programs_per_sm = max(n for n in PROGRAMS_PER_SM if n <= most)
 
@@ -261,7 +287,7 @@ def row_split(
     elif reload:
         # Two stages hold the loads of the first pass alone. One is better where they
         # fit in registers: the second pass has more cache.
-        fit = throughout + cost.streams * tile <= REGISTERS_PER_SM
+        fit = throughout(num_warps) + cost.streams * tile <= registers_per_sm
         num_stages = 1 if fit else 2
 
     num_programs = device.multi_processor_count * programs_per_sm
@@ -275,6 +301,7 @@ def row_split(
         num_stages=max(1, min(num_stages, stages)),
         reload=reload,
         hoist=hoist,
+        accumulate_tiles=accumulate_tiles(num_warps),
     )
 
 

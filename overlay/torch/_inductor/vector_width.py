@@ -1,15 +1,16 @@
 """
-How many columns of a row a thread loads at once in a mix-order kernel.
+How many adjacent elements a thread loads at once.
 
-Triton gives all accesses of one shape whose addresses have an index in common the
-same layout, with as many columns a thread as the narrowest type has in 16 bytes. Next
-to a mask of bytes a thread has 16 columns, which are 64 bytes of a float32 tensor: its
-copies to shared memory are four that lie 64 bytes apart from those of the next thread,
-and what is read from there changes its layout before it is computed with.
+The compiler widens an access up to what it may assume of the address, 16 bytes at most:
+to be told less makes it narrower.
 
-The compiler widens an access up to what it may assume of the address. So where the
-types differ in width, it is told less of the narrower ones: as many columns of each as
-the widest has in 16 bytes.
+In a mix-order kernel that matters where types differ in width. Triton gives all
+accesses of one shape whose addresses have an index in common the same layout, with as
+many columns a thread as the narrowest type has in 16 bytes. Next to a mask of bytes a
+thread has 16 columns, which are 64 bytes of a float32 tensor: its copies to shared
+memory are four that lie 64 bytes apart from those of the next thread, and what is read
+from there changes its layout before it is computed with. So the narrower ones get as
+many columns as the widest has in 16 bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,24 @@ if TYPE_CHECKING:
 VECTOR_BYTES = 16  # the widest access of a thread
 # An asynchronous copy to shared memory has at least 4 bytes, so 4 columns of bytes.
 MIN_COLUMNS = 4
+
+
+def limit_alignment(
+    attributes: Any, signature: Sequence[Any], alignment: dict[str, int]
+) -> None:
+    """
+    Lower what ``attributes``, of the arguments in ``signature`` by position, say of the
+    addresses of the buffers in ``alignment``, to so many bytes.
+    """
+    if not isinstance(attributes, dict):  # of Triton before 3.3
+        return
+    for i, arg in enumerate(signature):
+        if (
+            isinstance(arg, TensorArg)
+            and arg.buffer in alignment
+            and (i,) in attributes
+        ):
+            attributes[(i,)] = [["tt.divisibility", alignment[arg.buffer]]]
 
 
 def even_vectors(
@@ -62,13 +81,16 @@ def even_vectors(
         )
     )
     itemsizes = {
-        (i,): arg.dtype.itemsize
-        for i, arg in enumerate(signature)
+        arg.buffer: arg.dtype.itemsize
+        for arg in signature
         if isinstance(arg, TensorArg) and arg.buffer in whole
     }
     columns = max(
         MIN_COLUMNS, VECTOR_BYTES // max(itemsizes.values(), default=VECTOR_BYTES)
     )
-    for i, itemsize in itemsizes.items():
-        if i in attributes and columns * itemsize < VECTOR_BYTES:
-            attributes[i] = [["tt.divisibility", columns * itemsize]]
+    narrower = {
+        name: columns * itemsize
+        for name, itemsize in itemsizes.items()
+        if columns * itemsize < VECTOR_BYTES
+    }
+    limit_alignment(attributes, signature, narrower)

@@ -1,0 +1,83 @@
+"""
+Whether an inner reduction is worth a persistent kernel.
+
+A persistent kernel holds a whole row at once, and a looped one a block of it. Where
+a row's reductions are used on the row again, a loop reads it twice, and computes
+twice what it reduces; an online softmax computes two exponentials an element, so as
+not to. A persistent kernel does neither, as long as what it holds of a row fits in
+registers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional, TYPE_CHECKING
+
+from .runtime.runtime_utils import ceildiv, next_power_of_2
+
+
+if TYPE_CHECKING:
+    from .codegen.simd_kernel_features import SIMDKernelFeatures
+
+
+# Threads that the runtime gives a persistent inner reduction of 1024 to 8192 columns
+# and one row.
+THREADS = 256
+# Registers of a thread: with these, an SM of 65536 holds two such programs.
+MAX_REGISTERS_PER_THREAD = 128
+# for addresses, masks and temporaries
+OTHER_REGISTERS = 28
+# Tiles that are computed, beside those that are loaded.
+COMPUTED_TILES = 2
+# Columns beyond the row, at most, for a column in it: a persistent kernel computes
+# them, a looped one only those of its last block.
+MAX_PADDING = 1 / 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Loops:
+    """
+    What a reduction kernel does with a row of ``rnumel`` columns.
+
+    streams: buffers that each column loads
+    loops: over the row, if it is looped
+    online_softmax: whether a loop has the maximum and the sum of exponentials
+    """
+
+    rnumel: int
+    streams: int
+    loops: int
+    online_softmax: bool
+
+
+def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
+    """None where the size of a row is dynamic."""
+    if features.reduction_numel.free_symbols:
+        return None
+    stats = features.memory_stats()
+    row = stats.persistent.reads.dim[-1]
+    return Loops(
+        rnumel=int(features.reduction_numel),
+        streams=row.count_per_thread - row.count_per_thread_broadcast,
+        loops=len(stats.looped.memory.loop),
+        online_softmax=any(
+            node.node.get_reduction_type() == "online_softmax_reduce"  # type: ignore[union-attr]
+            for node in features.reduction_nodes()
+        ),
+    )
+
+
+def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
+    """Why a kernel of rows beyond 1024 columns is looped; None when it is persistent."""
+    if row.rnumel > max_rnumel:
+        return f"{row.rnumel} columns are more than {max_rnumel}"
+    if row.loops < 2 and not row.online_softmax:
+        return "one loop does all"
+    padded = next_power_of_2(row.rnumel)
+    if padded > row.rnumel * (1 + MAX_PADDING):
+        return f"{row.rnumel} columns are padded to {padded}"
+    tiles = row.streams + COMPUTED_TILES
+    registers = tiles * ceildiv(padded, THREADS) + OTHER_REGISTERS
+    if registers > MAX_REGISTERS_PER_THREAD:
+        return f"{tiles} tiles take {registers} registers a thread"
+    return None

@@ -1,0 +1,443 @@
+# Owner(s): ["module: inductor"]
+
+import ast
+import re
+
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor import metrics
+from torch._inductor.block_reduction_tile import Access, choose_tile
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.runtime.triton_heuristics import (
+    match_target_block_product,
+    persistent_reduction,
+)
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.tiling_utils import extract_normalized_read_writes
+from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+from torch.utils._ordered_set import OrderedSet
+
+
+OPTIONS = {
+    "triton.coalesce_tiling_analysis": True,
+    "triton.prefer_nd_tiling": False,
+    "triton.tile_reductions": False,
+    "triton.max_tiles": None,
+    "triton.persistent_reductions": True,
+    "triton.force_cooperative_reductions": False,
+    "triton.block_reduction_tiles": True,
+    "triton.mix_order_reduction": False,
+    "split_reductions": False,
+    "loop_ordering_after_fusion": True,
+    "deterministic": False,
+    "max_autotune": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+}
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=GPU_TYPE).to(dtype)
+
+
+def scale(x, block=32):
+    blocks = x.reshape(*x.shape[:-1], -1, block)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).reshape(x.shape), amax.squeeze(-1)
+
+
+def scale_other(x, block=32):
+    """x [M, N] in blocks of M; the result is transposed."""
+    return scale(x.t().contiguous(), block)
+
+
+class TestBase(TestCase):
+    def setUp(self):
+        super().setUp()
+        metrics.reset()
+
+    def check(self, f, *args, kernels=1, ulps=2, **options):
+        """
+        Compile ``f``, expect ``kernels`` kernels and what eager returns in shape,
+        stride and dtype, no further from eager in float64 than eager is, or ``ulps``.
+        Returns the generated code.
+        """
+        with inductor_config.patch({**OPTIONS, **options}):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        self.assertEqual(metrics.generated_kernel_count, kernels)
+        expected = f(*args)
+        reference = f(*(a.double() for a in args))
+        self.assertEqual(len(actual), len(expected))
+        for act, expect, ref in zip(actual, expected, reference):
+            self.assertEqual(act.shape, expect.shape)
+            self.assertEqual(act.stride(), expect.stride())
+            self.assertEqual(act.dtype, expect.dtype)
+            if not act.is_floating_point():
+                self.assertTrue(torch.equal(act, expect))
+                continue
+            error = (act.double() - ref.double()).norm()
+            eager_error = (expect.double() - ref.double()).norm()
+            ulp = torch.finfo(act.dtype).eps * ref.double().norm()
+            self.assertLessEqual(error, max(1.1 * eager_error, ulps * ulp))
+        return "\n".join(code)
+
+    def size_hints(self, code):
+        """The size hints of the one kernel."""
+        found = re.findall(r"size_hints=(\{.*?\})", code)
+        self.assertEqual(len(found), 1)
+        return {k: int(v) for k, v in re.findall(r"'(\w+)': (\d+)", found[0])}
+
+    def tile(self, code):
+        """Blocks and warps of the one kernel that has a tile, or None."""
+        found = re.findall(
+            r"'block_reduction_tile': (\{.*?\}, 'num_warps': \d+\})", code
+        )
+        self.assertLessEqual(len(found), 1)
+        if not found:
+            return None
+        meta = ast.literal_eval(found[0])
+        return {**meta["blocks"], "num_warps": meta["num_warps"]}
+
+    def alignment(self, code):
+        """Bytes that the compiler may assume of the address of the first input."""
+        return int(re.findall(r"\(0,\): \[\['tt.divisibility', (\d+)\]\]", code)[0])
+
+
+@instantiate_parametrized_tests
+class TilingTest(TestBase):
+    """What Inductor does with a block reduction over a transposed input, as it is."""
+
+    @parametrize("shape", ((8192, 4096), (256, 64)))
+    def test_transposed_blocks_are_tiled(self, shape):
+        code = self.check(scale_other, randn(*shape, dtype=torch.bfloat16))
+        m, n = shape
+        self.assertEqual(self.size_hints(code), {"y": m // 32, "x": n, "r0_": 32})
+        # along x where it reads, along the block where it writes
+        self.assertIn(f"x1 + {n}*r0_2 + {32 * n}*y0", code)
+        self.assertIn(f"r0_2 + 32*y0 + {m}*x1", code)
+
+    def test_a_contiguous_one_is_not(self):
+        code = self.check(scale, randn(64, 64))
+        self.assertEqual(self.size_hints(code), {"x": 128, "r0_": 32})
+
+    @parametrize("target", (256, 1024, 4096))
+    def test_block_product_goes_to_the_axis_that_coalesces_most(self, target):
+        sizes = {"y": 512, "x": 16384, "r0_": 64}
+        scores = {"y": 2**20, "x": 2**29, "r0_": 2**24}
+        blocks = match_target_block_product(sizes, scores, target)
+        self.assertEqual(blocks["y"] * blocks["x"] * blocks["r0_"], target)
+        self.assertEqual(blocks["x"], max(blocks.values()))
+        scores = {"y": 2**29, "x": 2**20, "r0_": 2**24}
+        blocks = match_target_block_product(sizes, scores, target)
+        self.assertEqual(blocks["y"], max(blocks.values()))
+
+    def test_reads_and_writes_have_one_iteration_space(self):
+        seen = []
+
+        def look(nodes):
+            seen.extend(extract_normalized_read_writes(node) for node in nodes)
+            return nodes
+
+        self.check(scale_other, randn(256, 64), _post_fusion_custom_pass=look)
+        (both,) = seen
+        self.assertEqual(sorted(both.var_ranges.values()), [8, 32, 64])
+        self.assertEqual([both.var_ranges[v] for v in both.reduce_vars], [32])
+        every = {*both.index_vars, *both.reduce_vars}
+        for index in [*both.reads, *both.writes]:
+            self.assertTrue(index.free_symbols <= every, f"{index} of {every}")
+        (read,) = both.reads
+        self.assertEqual(sorted(read.coeff(v) for v in every), [1, 64, 2048])
+
+    def test_tile_reductions(self):
+        def total(x):
+            return (x.sum(),)
+
+        x = randn(32, 48)[:, :24]
+        for tiled in (True, False):
+            metrics.reset()
+            torch._dynamo.reset()
+            code = self.check(
+                total,
+                x,
+                **{"triton.tile_reductions": tiled, "triton.prefer_nd_tiling": True},
+            )
+            hints = self.size_hints(code)
+            self.assertEqual("r1_" in hints, tiled, hints)
+
+
+def scale_of(block):
+    return lambda x: scale_other(x, block)
+
+
+def norm_other(x, block=32):
+    blocks = x.t().contiguous().reshape(x.shape[1], -1, block)
+    variance, mean = torch.var_mean(blocks, -1, keepdim=True)
+    return (((blocks - mean) * torch.rsqrt(variance + 1e-5)).reshape(x.t().shape),)
+
+
+def sum_other(x):
+    return (x.t().contiguous().reshape(x.shape[1], -1, 32).sum(-1),)
+
+
+def argmax_other(x):
+    return (x.t().contiguous().reshape(x.shape[1], -1, 32).argmax(-1),)
+
+
+def scale_batched(x):
+    return scale(x.transpose(1, 2).contiguous())
+
+
+@instantiate_parametrized_tests
+class BlockReductionTileTest(TestBase):
+    """
+    A persistent reduction that reads along one dimension and writes along another: a
+    warp loads a line, a thread has its block to itself, stores are longer runs.
+    """
+
+    def test_lines_of_what_is_read(self):
+        code = self.check(scale_other, randn(1024, 64, dtype=torch.bfloat16))
+        tile = {"YBLOCK": 4, "XBLOCK": 64, "num_warps": 8}
+        self.assertEqual(self.tile(code), tile)
+        self.assertEqual(self.alignment(code), 4)
+
+    def test_off(self):
+        options = {"triton.block_reduction_tiles": False}
+        code = self.check(scale_other, randn(128, 32), **options)
+        self.assertIsNone(self.tile(code))
+        self.assertEqual(self.alignment(code), 16)
+
+    @parametrize(
+        "block,tile",
+        (
+            (16, {"YBLOCK": 8, "XBLOCK": 32, "num_warps": 8}),
+            (64, {"XBLOCK": 128, "num_warps": 8}),
+            (256, {"XBLOCK": 32, "num_warps": 8}),
+            (512, {"XBLOCK": 16, "num_warps": 8}),
+            (1024, {"XBLOCK": 16, "num_warps": 16}),
+        ),
+    )
+    def test_blocks_of_any_size_are_persistent(self, block, tile):
+        code = self.check(scale_of(block), randn(max(256, block), 64))
+        self.assertIn("@triton_heuristics.persistent_reduction", code)
+        self.assertEqual(self.tile(code), tile)
+
+    def test_a_block_that_does_not_fit_is_looped(self):
+        code = self.check(scale_of(2048), randn(2048, 32))
+        self.assertIn("@triton_heuristics.reduction", code)
+        self.assertIsNone(self.tile(code))
+
+    @parametrize("f", (sum_other, argmax_other))
+    def test_results_of_blocks_alone(self, f):
+        code = self.check(f, randn(512, 64))
+        tile = {"YBLOCK": 32, "XBLOCK": 8, "num_warps": 8}
+        self.assertEqual(self.tile(code), tile)
+
+    def test_an_unaligned_input(self):
+        x = randn(128 * 64 + 1)[1:].view(128, 64)
+        self.check(scale_other, x)
+
+    @parametrize("n", (16, 31))
+    def test_less_than_a_line_is_left_alone(self, n):
+        self.assertIsNone(self.tile(self.check(scale_other, randn(128, n))))
+
+    def test_a_contiguous_one_is_left_alone(self):
+        self.assertIsNone(self.tile(self.check(scale, randn(64, 64))))
+
+    def test_what_reads_and_writes_along_one_dimension_is_left_alone(self):
+        def f(x):
+            blocks = x.reshape(-1, 32, x.shape[1])
+            amax = blocks.abs().amax(1, keepdim=True)
+            return (blocks / amax).reshape(x.shape), amax
+
+        self.assertIsNone(self.tile(self.check(f, randn(64, 64))))
+
+    def test_deterministic(self):
+        x = randn(128, 64, dtype=torch.bfloat16)
+        self.assertIsNotNone(self.tile(self.check(scale_other, x, deterministic=True)))
+
+    def test_looped_where_persistent_reductions_are_off(self):
+        options = {"triton.persistent_reductions": False}
+        code = self.check(scale_other, randn(128, 64, dtype=torch.bfloat16), **options)
+        self.assertIn("@triton_heuristics.reduction", code)
+        self.assertIsNone(self.tile(code))
+
+    def test_max_autotune_has_others_beside_it(self):
+        device = DeviceProperties.create(torch.device(GPU_TYPE))
+        meta = {
+            "tiling_scores": {"y": 1, "x": 16, "r0_": 32},
+            "block_reduction_tile": {
+                "blocks": {"YBLOCK": 4, "XBLOCK": 64},
+                "num_warps": 4,
+            },
+        }
+        sizes = {"y": 256, "x": 4096, "r0_": 32}
+        configs = [
+            persistent_reduction(
+                sizes,
+                triton_meta={"device": device},
+                inductor_meta={**meta, "max_autotune": autotune},
+                return_configs=True,
+            )
+            for autotune in (False, True)
+        ]
+        self.assertEqual(configs[0][0].kwargs, meta["block_reduction_tile"]["blocks"])
+        self.assertEqual([len(c) for c in configs], [1, 5])
+        self.assertEqual(configs[1][0], configs[0][0])
+
+
+def access(nbytes, itemsize, **run):
+    return Access(OrderedSet([f"buf{nbytes}"]), itemsize, nbytes, run)
+
+
+SIZES = {"y": 256, "x": 4096, "r0_": 32}
+READ = access(2**26, 2, x=128)
+WRITE = access(2**26, 2, r0_=32, y=4)
+
+
+@instantiate_parametrized_tests
+class ChooseTileTest(TestCase):
+    """``choose_tile`` alone, in bytes and elements."""
+
+    @parametrize(
+        "itemsize,block,tile",
+        (
+            (2, 32, ({"YBLOCK": 4, "XBLOCK": 64}, 8)),
+            (2, 16, ({"YBLOCK": 8, "XBLOCK": 64}, 8)),
+            (2, 128, ({"YBLOCK": 1, "XBLOCK": 64}, 8)),
+            (2, 512, ({"YBLOCK": 1, "XBLOCK": 32}, 16)),
+            (2, 1024, None),
+            (4, 32, ({"YBLOCK": 8, "XBLOCK": 32}, 8)),
+            (4, 1024, ({"YBLOCK": 1, "XBLOCK": 16}, 16)),
+            (1, 32, ({"YBLOCK": 2, "XBLOCK": 128}, 8)),
+        ),
+    )
+    def test_blocks_and_warps(self, itemsize, block, tile):
+        read = access(2**26, itemsize, x=256 // itemsize)
+        write = access(2**26, itemsize, r0_=min(block, 256 // itemsize))
+        found = choose_tile(
+            [read], [write, access(2**21, 2, y=128)], {**SIZES, "r0_": block}
+        )
+        self.assertEqual((found.blocks, found.num_warps) if found else None, tile)
+
+    def test_a_second_input_has_a_place_in_registers(self):
+        reads = [READ, access(2**26 - 1, 2, x=128)]
+        found = choose_tile(reads, [WRITE], SIZES)
+        self.assertEqual(found.blocks, {"YBLOCK": 2, "XBLOCK": 64})
+        self.assertEqual(set(found.alignment.values()), {4})
+
+    def test_lanes_load_as_many_elements_of_each_input(self):
+        wide = access(2**27, 4, x=64)
+        found = choose_tile([READ, wide], [WRITE], SIZES)
+        self.assertEqual(found.blocks["XBLOCK"], 64)
+        self.assertEqual(found.alignment, {f"buf{2**26}": 4, f"buf{2**27}": 8})
+
+    def test_small_inputs_do_not_count(self):
+        reads = [READ, access(2**20, 4, r0_=32)]
+        found = choose_tile(reads, [WRITE], SIZES)
+        self.assertEqual(found.alignment, {f"buf{2**26}": 4})
+
+    @parametrize(
+        "reads,writes",
+        (
+            ([], [WRITE]),
+            ([access(2**26, 2, r0_=32)], [access(2**26, 2, x=128)]),
+            ([READ, access(2**26, 2, r0_=32)], [WRITE]),
+            ([READ, access(2**26, 2)], [WRITE]),
+            ([access(2**26, 2, x=32)], [WRITE]),
+            ([READ], [access(2**26, 2, x=128)]),
+            ([READ], [WRITE, access(2**26, 2, x=128)]),
+            ([READ], [access(2**21, 2, x=128)]),
+        ),
+    )
+    def test_other_kernels_have_none(self, reads, writes):
+        self.assertIsNone(choose_tile(reads, writes, SIZES))
+
+
+@instantiate_parametrized_tests
+class ShortBlocksTest(TestBase):
+    """Short blocks are tiled with what continues them in memory."""
+
+    def hints(self, code):
+        """Size hints of the kernel that has a tile."""
+        kernels = [k for k in code.split("async_compile.triton(") if "'block_red" in k]
+        self.assertEqual(len(kernels), 1)
+        return self.size_hints(kernels[0])
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    @parametrize("f", (scale_other, norm_other))
+    def test_lines_and_runs(self, f, dtype):
+        lane, block = 4 // dtype.itemsize, 64 // dtype.itemsize
+        x = randn(8 * block, 32 * lane, dtype=dtype)
+        code = self.check(lambda x: f(x, block), x)
+        yblock = 8 if dtype == torch.float32 else 4
+        tile = {"YBLOCK": yblock, "XBLOCK": 32 * lane, "num_warps": 8}
+        self.assertEqual(self.tile(code), tile)
+        self.assertEqual(self.alignment(code), 4)
+
+    @parametrize("shape", ((2, 128, 64), (3, 96, 72)))
+    def test_batched(self, shape):
+        code = self.check(scale_batched, randn(*shape, dtype=torch.bfloat16))
+        self.assertEqual(self.tile(code)["XBLOCK"], 64)
+
+    @parametrize("rows,block", ((200, 40), (96, 32), (72, 24)))
+    def test_no_multiple_of_the_tile(self, rows, block):
+        code = self.check(scale_of(block), randn(rows, 72, dtype=torch.bfloat16))
+        self.assertEqual(self.tile(code)["XBLOCK"], 64)
+
+    def test_a_number_of_blocks_that_is_no_good_size(self):
+        code = self.check(scale_of(40), randn(200, 72, dtype=torch.bfloat16))
+        self.assertEqual(self.hints(code), {"y": 8, "x": 128, "r0_": 64})
+
+    def test_without_another_result(self):
+        code = self.check(norm_other, randn(128, 64, dtype=torch.bfloat16))
+        self.assertEqual(self.hints(code), {"y": 4, "x": 64, "r0_": 32})
+
+    def test_prefer_nd_tiling(self):
+        x = randn(128, 64, dtype=torch.bfloat16)
+        code = self.check(scale_other, x, **{"triton.prefer_nd_tiling": True})
+        self.assertEqual(self.hints(code), {"y": 4, "x": 64, "r0_": 32})
+
+    def test_max_tiles(self):
+        x = randn(128, 64, dtype=torch.bfloat16)
+        code = self.check(scale_other, x, **{"triton.max_tiles": 2})
+        self.assertEqual(self.hints(code), {"x": 256, "r0_": 32})
+
+    @parametrize("dims", ((0,), (1,), (0, 1)))
+    def test_dynamic(self, dims):
+        """Sizes and strides are symbols; the block is not."""
+
+        def f(x):
+            b = x.permute(2, 0, 1).contiguous()
+            amax = b.abs().amax(-1, keepdim=True)
+            return b / amax, amax.squeeze(-1)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(f, fullgraph=True)
+        for blocks, n in ((4, 64), (6, 72)):
+            x = randn(blocks, 32, n, dtype=torch.bfloat16)
+            for dim in dims:
+                torch._dynamo.mark_dynamic(x, (0, 2)[dim])
+            if 0 not in dims:
+                x = x[:4].contiguous()
+                torch._dynamo.mark_dynamic(x, 2)
+            if 1 not in dims:
+                x = x[..., :64].contiguous()
+                torch._dynamo.mark_dynamic(x, 0)
+            with inductor_config.patch(OPTIONS):
+                actual, code = run_and_get_code(compiled, x)
+            for act, expect in zip(actual, f(x)):
+                self.assertEqual(act, expect)
+                self.assertEqual(act.stride(), expect.stride())
+            if code:
+                hints = self.hints("\n".join(code))
+                self.assertEqual(hints, {"y": 4, "x": 64, "r0_": 32})
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests(needs="filelock")

@@ -1,0 +1,817 @@
+# Owner(s): ["module: inductor"]
+
+import contextlib
+import dataclasses
+import re
+import unittest
+
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor import metrics
+from torch._inductor.exc import InductorError
+from torch._inductor.graph import GraphLowering
+from torch._inductor.mix_order_producer_sums import (
+    L2_BYTE,
+    L2_MIB,
+    LAUNCH_BYTES,
+    ProducerSum,
+    why_not_producer_sum,
+)
+from torch._inductor.mix_order_row_split import RowCost
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import GPU_TYPE
+from torch.utils._pytree import tree_map_only
+
+
+KNOB = "triton.mix_order_reduction_producer_sums"
+MIN_BYTES = "triton.mix_order_reduction_producer_sums_min_bytes"
+MAX_READS = "triton.mix_order_reduction_max_reads"
+OPTIONS = {
+    "triton.mix_order_reduction": True,
+    "triton.mix_order_reduction_non_strict_mode": True,
+    "triton.mix_order_reduction_persistent_row_split": True,
+    "triton.mix_order_reduction_split_size": None,
+    "triton.mix_order_reduction_autotune_split_size": False,
+    KNOB: True,
+    MIN_BYTES: 0,
+    MAX_READS: 0,
+    "split_reductions": False,
+    "deterministic": False,
+    "max_autotune": False,
+    "coordinate_descent_tuning": False,
+    "emulate_precision_casts": False,
+    "shape_padding": False,
+}
+ROWS, COLUMNS = 1030, 96
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=GPU_TYPE).to(dtype)
+
+
+def backward(g, xhat, rstd, weight):
+    """dx of a LayerNorm, and the sums that are the gradients of weight and bias."""
+    wg = g * weight
+    row = wg.mean(-1, keepdim=True)
+    dx = rstd * (wg - row - xhat * (wg * xhat).mean(-1, keepdim=True))
+    dims = tuple(range(g.dim() - 1))
+    return dx, (g * xhat).sum(dims), g.sum(dims)
+
+
+def arguments(*shape, dtype=torch.float32):
+    shape = shape or (ROWS, COLUMNS)
+    rstd = torch.rand((*shape[:-1], 1), device=GPU_TYPE).to(dtype)
+    return (
+        randn(*shape, dtype=dtype),
+        randn(*shape, dtype=dtype),
+        rstd,
+        randn(shape[-1], dtype=dtype),
+    )
+
+
+# what reads dx elsewhere than where a row's columns are
+CONSUMERS = {
+    "rows": lambda dx: dx.sum(1),
+    "all": lambda dx: dx.sum(),
+    "some_rows": lambda dx: dx[1:].sum(0),
+    "even_rows": lambda dx: dx[::2].sum(0),
+    "some_columns": lambda dx: dx[:, :48].sum(0),
+    "reversed_rows": lambda dx: (dx.flip(0) * dx).sum(0),
+    "reversed_columns": lambda dx: dx.flip(1).sum(0),
+    "rolled_rows": lambda dx: (dx.roll(1, 0) * dx).sum(0),
+    "rolled_columns": lambda dx: dx.roll(1, 1).sum(0),
+    "other_rows": lambda dx: dx.view(2 * ROWS, COLUMNS // 2).sum(0),
+    "permuted_rows": lambda dx: (
+        dx.view(10, 103, COLUMNS).transpose(0, 1).reshape(ROWS, COLUMNS) * dx
+    ).sum(0),
+    "groups": lambda dx: dx.view(10, 103, COLUMNS).sum(1),
+    "two_groups": lambda dx: dx.view(ROWS, 2, COLUMNS // 2).sum((0, 1)),
+    "gathered": lambda dx: (dx[torch.arange(ROWS, device=dx.device) // 2] * dx).sum(0),
+    "padded": lambda dx: torch.nn.functional.pad(dx[:-1], (0, 0, 0, 1)).sum(0),
+    "two_places": lambda dx: (dx[1:] - dx[:-1]).sum(0),
+}
+
+COLUMN_ORDERS = {
+    "transposed": lambda dx: dx.view(ROWS, 12, 8).transpose(1, 2).sum(0),
+    "kept": lambda dx: dx.view(ROWS, 12, 8).sum(0),
+    "rows_last": lambda dx: dx.t().sum(1),
+}
+
+
+class TestBase(TestCase):
+    def setUp(self):
+        super().setUp()
+        metrics.reset()
+        torch._dynamo.reset()
+
+    def compare(self, f, actual, args, ulps=4):
+        """
+        ``actual`` is what eager returns for ``f(*args)`` in shape, stride and dtype,
+        and no further from eager in float64 than eager is in the same dtype, or
+        ``ulps``.
+        """
+        reference = f(
+            *tree_map_only(
+                torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, args
+            )
+        )
+        eager = f(*args)
+        self.assertEqual(len(actual), len(eager))
+        for act, expect, ref in zip(actual, eager, reference):
+            self.assertEqual(act.shape, expect.shape)
+            self.assertEqual(act.stride(), expect.stride())
+            self.assertEqual(act.dtype, expect.dtype)
+            if not act.is_floating_point():
+                self.assertTrue(torch.equal(act, expect))
+                continue
+            error = (act.double() - ref.double()).norm()
+            eager_error = (expect.double() - ref.double()).norm()
+            ulp = torch.finfo(act.dtype).eps * ref.double().norm()
+            self.assertLessEqual(error, max(1.1 * eager_error, ulps * ulp))
+
+    def check(self, f, *args, kernels=2, fused=1, partials=3, ulps=4, **options):
+        """
+        Compile ``f``, expect ``fused`` mix-order kernels, the first of which keeps
+        ``partials``, ``kernels`` in all, and what eager returns. Returns the generated
+        code.
+        """
+        with inductor_config.patch({**OPTIONS, **options}):
+            try:
+                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+            except InductorError as error:
+                self.fail(f"does not compile: {error}")
+        code = "\n".join(code)
+        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+        self.assertEqual(len(self.calls(code)), kernels)
+        if fused:
+            self.assertEqual(self.partials(code), partials)
+        self.compare(f, actual, args, ulps)
+        return code
+
+    def generate(self, f, *args, **options):
+        """The code for ``f``, which is not run."""
+
+        class Generated(Exception):
+            pass
+
+        codes = []
+
+        def save(code):
+            codes.append(code)
+            raise Generated
+
+        with (
+            inductor_config.patch({**OPTIONS, **options}),
+            unittest.mock.patch.object(GraphLowering, "save_output_code", save),
+            contextlib.suppress(Generated, InductorError),
+        ):
+            torch.compile(f, fullgraph=True)(*args)
+        return codes[0]
+
+    def calls(self, code):
+        """The kernels in the order of their calls."""
+        return re.findall(r"(triton_\w+)\.run\((?!\*args)", code)
+
+    def mix_order(self, code):
+        """The source of the first mix-order kernel."""
+        (name, *_) = re.findall(r"(triton_\w+)\.run\((?!\*args).*\bworkspace_0\b", code)
+        return code.partition(f"def {name}(")[2].partition("''', device")[0]
+
+    def partials(self, code):
+        return self.mix_order(code).count("tl.store(ws_ptr")
+
+    def loads(self, code):
+        """Loads of whole rows by the mix-order kernel, by their number or by an index."""
+        return len(re.findall(r"tl\.load\(.*(x0|tmp).*r0_mask", self.mix_order(code)))
+
+
+@instantiate_parametrized_tests
+class AttachTest(TestBase):
+    """What a mix-order kernel writes is summed in it."""
+
+    @parametrize("split_reductions", (False, True))
+    @parametrize("reduction", ("sum", "mean"))
+    def test_sum(self, reduction, split_reductions):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, getattr(dx, reduction)(0)
+
+        code = self.check(f, *arguments(), split_reductions=split_reductions)
+        self.assertEqual(self.loads(code), 2)
+
+    def test_knob(self):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        self.check(f, *arguments(), kernels=3, partials=2, **{KNOB: False})
+
+    def test_one_kernel_where_it_is_split(self):
+        """At full size the consumer is split over two layers, which both go."""
+
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        args = arguments(16384, 512)
+        with inductor_config.patch(split_reductions=True):
+            off = self.generate(f, *args, split_reductions=True, **{KNOB: False})
+            torch._dynamo.reset()
+            on = self.generate(f, *args, split_reductions=True)
+        self.assertEqual(len(self.calls(off)), 4)
+        self.assertEqual(len(self.calls(on)), 2)
+        self.assertEqual(self.partials(on), 3)
+
+    @parametrize("keepdim", (False, True))
+    def test_view(self, keepdim):
+        def f(*args):
+            dx, *sums = backward(*args)
+            flat = dx.view(-1, COLUMNS)
+            return flat.t(), *sums, flat.sum(0, keepdim=keepdim).view(COLUMNS)
+
+        self.check(f, *arguments(103, 10, COLUMNS))
+
+    def test_through_casts_scales_adds_and_masks(self):
+        def f(mask, skip, *args):
+            dx, *sums = backward(*args)
+            dx = torch.where(mask, dx + skip, 0.0)
+            return dx, *sums, (dx * 2).sum(0), (dx.double() + 1).float().sum(0)
+
+        mask = torch.rand(ROWS, COLUMNS, device=GPU_TYPE) > 0.1
+        self.check(f, mask, randn(ROWS, COLUMNS), *arguments(), partials=4)
+
+    def test_what_the_consumer_alone_reads(self):
+        def f(y, row, column, *args):
+            dx, *sums = backward(*args)
+            return dx, *sums, (dx * y + row * column).sum(0)
+
+        self.check(
+            f, randn(ROWS, COLUMNS), randn(ROWS, 1), randn(COLUMNS), *arguments()
+        )
+
+    def test_several_consumers(self):
+        def f(y, *args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0), (dx * y).sum(0), (dx * dx).mean(0)
+
+        self.check(f, randn(ROWS, COLUMNS), *arguments(), partials=5)
+
+    def test_extrema(self):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.amax(0)
+
+        self.check(f, *arguments())
+
+    @parametrize("split_reductions", (False, True))
+    def test_epilogue(self, split_reductions):
+        def f(grad, *args):
+            dx, *sums = backward(*args)
+            s = dx.sum(0)
+            return dx, *sums, (s * 0.5 + grad).to(torch.bfloat16), s.sigmoid()
+
+        self.check(f, randn(COLUMNS), *arguments(), split_reductions=split_reductions)
+
+    @parametrize("split_reductions", (False, True))
+    def test_feeds_another_kernel(self, split_reductions):
+        def f(y, *args):
+            dx, *sums = backward(*args)
+            return dx, *sums, (y * dx.sum(0)).sum(1)
+
+        self.check(
+            f,
+            randn(77, COLUMNS),
+            *arguments(),
+            kernels=3,
+            split_reductions=split_reductions,
+        )
+
+    def test_feeds_its_own_rows(self):
+        """What was fused with a sum that needs another is not taken apart."""
+
+        def f(*args):
+            dx, *sums = backward(*args)
+            centred = dx - dx.mean(0)
+            return dx, *sums, centred, (centred * centred).sum(0)
+
+        self.check(f, *arguments(), kernels=3, partials=2)
+
+    def test_other_readers(self):
+        def f(w, *args):
+            dx, *sums = backward(*args)
+            return dx @ w, dx.cos(), *sums, dx.sum(0)
+
+        code = self.generate(f, randn(COLUMNS, 32), *arguments())
+        self.assertEqual(len(self.calls(code)), 2)
+        self.assertEqual(self.partials(code), 3)
+
+    def test_is_not_written_for_the_sums_alone(self):
+        def f(y, *args):
+            dx, *sums = backward(*args)
+            return *sums, dx.sum(0), (dx * y).sum(0)
+
+        code = self.check(f, randn(ROWS, COLUMNS), *arguments(), partials=4)
+        self.assertEqual(self.mix_order(code).count("tl.store(out_ptr"), 0)
+
+    def test_two_kernels(self):
+        """Each of two producers has its own."""
+
+        def f(a, b):
+            da, *asums = backward(*a)
+            db, *bsums = backward(*b)
+            return da, *asums, da.sum(0), db, *bsums, db.sum(0)
+
+        self.check(f, arguments(), arguments(515, 192), kernels=4, fused=2)
+
+    def test_chain(self):
+        """The second kernel reads what the first writes, and has its sum."""
+
+        def f(a, b):
+            da, *asums = backward(*a)
+            db, *bsums = backward(da + b[0], *b[1:])
+            return da, *asums, da.sum(0), db, *bsums, db.sum(0)
+
+        self.check(f, arguments(), arguments(), kernels=4, fused=2, partials=2, ulps=16)
+
+    def test_the_same_elements_by_an_index(self):
+        """A sibling that gathers what the kernel gathers belongs to it as well."""
+
+        def f(index, g, *args):
+            dx, *sums = backward(g[index], *args)
+            return dx, *sums, dx.sum(0)
+
+        index = torch.randperm(ROWS, device=GPU_TYPE)
+        code = self.check(f, index, *arguments())
+        self.assertEqual(self.loads(code), 2)
+
+    def test_rows_loaded_again(self):
+        """Where a row is loaded again for what is stored, the sum is of what is stored."""
+
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        self.check(f, *arguments(21, 8192))
+
+    @parametrize("split_size", (8, 16))
+    def test_rows_split_by_size(self, split_size):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        self.check(
+            f,
+            *arguments(),
+            **{"triton.mix_order_reduction_split_size": split_size},
+        )
+
+    @parametrize("split_reductions", (False, True))
+    def test_repeatable(self, split_reductions):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        args = arguments()
+        options = {"deterministic": True, "split_reductions": split_reductions}
+        self.check(f, *args, **options)
+        with inductor_config.patch({**OPTIONS, **options}):
+            compiled = torch.compile(f, fullgraph=True)
+            for first, second in zip(compiled(*args), compiled(*args)):
+                self.assertTrue(torch.equal(first, second))
+
+    def test_dynamic_rows(self):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        compiled = torch.compile(f, fullgraph=True)
+        with (
+            inductor_config.patch(OPTIONS),
+            torch._dynamo.config.patch(error_on_recompile=True),
+            torch.fx.experimental._config.patch(backed_size_oblivious=True),
+        ):
+            for rows in (97, 331, 24, 1):
+                args = arguments(rows, 512)
+                for arg in args[:3]:
+                    torch._dynamo.mark_dynamic(arg, 0)
+                if rows == 97:
+                    actual, (code,) = run_and_get_code(compiled, *args)
+                    self.assertEqual(len(self.calls(code)), 2)
+                    self.assertEqual(self.partials(code), 3)
+                else:
+                    actual = compiled(*args)
+                self.compare(f, actual, args)
+        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
+
+
+@instantiate_parametrized_tests
+class StoredValueTest(TestBase):
+    """What is summed is what was stored."""
+
+    @parametrize("dtype", (torch.float16, torch.bfloat16))
+    @parametrize("split_reductions", (False, True))
+    def test_half(self, dtype, split_reductions):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0), dx.sum(0, dtype=torch.float32)
+
+        args = arguments(dtype=dtype)
+        self.check(f, *args, partials=4, split_reductions=split_reductions)
+        with inductor_config.patch({**OPTIONS, "split_reductions": split_reductions}):
+            dx, *_, total = torch.compile(f, fullgraph=True)(*args)
+        # nearer to the sum of the rounded values than rounding moves it
+        ref = dx.double().sum(0)
+        self.assertLess((total.double() - ref).abs().max(), 1e-5 * ref.abs().max())
+
+    def test_double(self):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        self.check(f, *arguments(dtype=torch.float64))
+
+    def test_dtypes_of_one_workspace(self):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.double().sum(0).float()
+
+        self.check(f, *arguments(), kernels=3, partials=2)
+
+
+@instantiate_parametrized_tests
+class RowProducerTest(TestBase):
+    """A kernel that reduces rows alone becomes a mix-order kernel."""
+
+    @parametrize("split_reductions", (False, True))
+    def test_sum_of_its_output(self, split_reductions):
+        def f(x):
+            y = torch.softmax(x, -1)
+            return y, y.sum(0)
+
+        self.check(
+            f, randn(ROWS, COLUMNS), partials=1, split_reductions=split_reductions
+        )
+
+    def test_knob(self):
+        def f(x):
+            y = torch.softmax(x, -1)
+            return y, y.sum(0)
+
+        self.check(f, randn(ROWS, COLUMNS), fused=0, **{KNOB: False})
+
+    def test_row_statistics(self):
+        """What needs a row's result, and not the tensor that is made of it."""
+
+        def f(g, x, weight):
+            rstd = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+            return x * rstd * weight, (g * x * rstd).sum(0), g.sum(0)
+
+        self.check(
+            f,
+            randn(ROWS, COLUMNS),
+            randn(ROWS, COLUMNS),
+            randn(COLUMNS),
+            partials=2,
+        )
+
+    def test_row_statistics_of_a_norm_backward(self):
+        def f(g, x, weight):
+            rstd = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+            dx, *sums = backward(g, x * rstd, rstd, weight)
+            return dx, *sums, dx.sum(0)
+
+        self.check(f, randn(ROWS, COLUMNS), randn(ROWS, COLUMNS), randn(COLUMNS))
+
+    def test_square(self):
+        """Which loops are the rows is in the indices, not in their number."""
+
+        def f(x):
+            y = torch.softmax(x, -1)
+            return y, y.sum(0)
+
+        def g(x):
+            y = torch.softmax(x, -1)
+            return y, y.t().contiguous().sum(0)
+
+        self.check(f, randn(64, 64), partials=1)
+        metrics.reset()
+        self.check(g, randn(64, 64), fused=0, kernels=1)
+
+    def test_the_producer_needs_it(self):
+        """A square's columns are summed for its rows."""
+
+        def f(x):
+            total = (x * x).sum(0)
+            return (x * torch.rsqrt(total + 1e-5)).sum(1)
+
+        self.check(lambda x: (f(x),), randn(64, 64), fused=0)
+
+    def test_looped(self):
+        """Rows that no persistent kernel holds."""
+
+        def f(x):
+            y = torch.softmax(x, -1)
+            return y, y.sum(0)
+
+        self.check(f, randn(7, 16400), fused=0)
+
+
+@instantiate_parametrized_tests
+class PointwiseProducerTest(TestBase):
+    """A kernel that reduces nothing becomes a mix-order kernel, too."""
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_gradient_of_a_bias(self, dtype):
+        def f(g, x):
+            dx = torch.ops.aten.gelu_backward(g, x)
+            return dx, dx.sum(0)
+
+        args = (randn(ROWS, COLUMNS, dtype=dtype), randn(ROWS, COLUMNS, dtype=dtype))
+        self.check(f, *args, partials=1, split_reductions=True)
+
+    def test_knob(self):
+        def f(g, x):
+            dx = torch.ops.aten.gelu_backward(g, x)
+            return dx, dx.sum(0)
+
+        args = (randn(ROWS, COLUMNS), randn(ROWS, COLUMNS))
+        self.check(f, *args, fused=0, split_reductions=True, kernels=3, **{KNOB: False})
+
+    def test_several_outputs_and_sums(self):
+        def f(x, y, row, column):
+            a = x * y.sigmoid() * y.cos() + row
+            b = (a * column).to(torch.bfloat16)
+            return a, b, x.sum((0, 1)), a.sum((0, 1)), (b * y).sum((0, 1))
+
+        x, y = randn(103, 10, COLUMNS), randn(103, 10, COLUMNS)
+        args = (x, y, randn(103, 10, 1), randn(COLUMNS))
+        self.check(f, *args, partials=3, split_reductions=True, ulps=8)
+
+    def test_dynamic_rows(self):
+        def f(g, x):
+            dx = torch.ops.aten.gelu_backward(g, x)
+            return dx, dx.sum(0)
+
+        compiled = torch.compile(f, fullgraph=True)
+        with (
+            inductor_config.patch(OPTIONS),
+            torch._dynamo.config.patch(error_on_recompile=True),
+        ):
+            for rows in (97, 331, 24):
+                args = (randn(rows, 512), randn(rows, 512))
+                for arg in args:
+                    torch._dynamo.mark_dynamic(arg, 0)
+                self.compare(f, compiled(*args), args)
+
+    @parametrize(
+        "columns, fused",
+        (
+            (8, 0),  # narrower than a tile
+            (17, 1),
+            (16400, 0),  # wider than a program holds
+        ),
+    )
+    def test_columns(self, columns, fused):
+        def f(g, x):
+            dx = torch.ops.aten.gelu_backward(g, x)
+            return dx, dx.sum(0)
+
+        rows = 16 if columns > 1024 else ROWS
+        args = (randn(rows, columns), randn(rows, columns))
+        with inductor_config.patch({**OPTIONS, "split_reductions": True}):
+            actual = torch.compile(f, fullgraph=True)(*args)
+        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+        self.compare(f, actual, args)
+
+    def test_one_element(self):
+        def f(x):
+            y = 1 - x
+            return y, (y * x).sum(0)
+
+        self.check(f, randn(1, 1), fused=0, kernels=1)
+
+    def test_transposed(self):
+        """What is written across what is read is tiled in another way."""
+
+        def f(g, x):
+            dx = torch.ops.aten.gelu_backward(g, x.t())
+            return dx, dx.sum(0)
+
+        args = (randn(ROWS, COLUMNS), randn(COLUMNS, ROWS))
+        with inductor_config.patch({**OPTIONS, "split_reductions": True}):
+            actual = torch.compile(f, fullgraph=True)(*args)
+        self.assertEqual(metrics.codegen_mix_order_reduction, 0)
+        self.compare(f, actual, args)
+
+    def test_scatter(self):
+        """What adds to elements in any order has no value until it has run."""
+
+        def f(index, x):
+            y = torch.zeros(ROWS, COLUMNS, device=x.device).index_add(0, index, x)
+            return y, y.sum(0)
+
+        index = torch.arange(ROWS, device=GPU_TYPE)
+        code = self.generate(f, index, randn(ROWS, COLUMNS))
+        self.assertNotIn("ws_ptr", code)
+
+
+@instantiate_parametrized_tests
+class DeclineTest(TestBase):
+    """Where a consumer does not reduce what the kernel holds, nothing is attached."""
+
+    @parametrize("consumer", tuple(CONSUMERS))
+    def test_elsewhere(self, consumer):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, CONSUMERS[consumer](dx)
+
+        args = arguments()
+        with inductor_config.patch({**OPTIONS, "split_reductions": True}):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        self.assertEqual(self.partials("\n".join(code)), 2)
+        self.compare(f, actual, args, ulps=128)
+
+    @parametrize("consumer", tuple(COLUMN_ORDERS))
+    @parametrize("split_reductions", (False, True))
+    def test_order_of_columns(self, consumer, split_reductions):
+        """Right, in the kernel or out of it."""
+
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, COLUMN_ORDERS[consumer](dx).contiguous()
+
+        args = arguments()
+        with inductor_config.patch({**OPTIONS, "split_reductions": split_reductions}):
+            actual = torch.compile(f, fullgraph=True)(*args)
+        self.compare(f, actual, args)
+
+    def test_min_bytes(self):
+        def f(*args):
+            dx, *sums = backward(*args)
+            return dx, *sums, dx.sum(0)
+
+        size = 4 * ROWS * COLUMNS
+        self.check(f, *arguments(), **{MIN_BYTES: size})
+        metrics.reset()
+        torch._dynamo.reset()
+        self.check(f, *arguments(), kernels=3, partials=2, **{MIN_BYTES: size + 1})
+
+    def test_max_reads(self):
+        def f(x, y, z, *args):
+            dx, *sums = backward(*args)
+            return dx, *sums, (dx * x + y * z).sum(0)
+
+        args = (*(randn(ROWS, COLUMNS) for _ in range(3)), *arguments())
+        self.check(f, *args, **{MAX_READS: 7})
+        metrics.reset()
+        torch._dynamo.reset()
+        self.check(f, *args, kernels=3, partials=2, **{MAX_READS: 6})
+
+    def test_a_node_between(self):
+        """The consumer needs what another kernel makes of the output."""
+
+        def f(w, *args):
+            dx, *sums = backward(*args)
+            return dx, *sums, (dx * (dx @ w)).sum(0)
+
+        code = self.generate(f, randn(COLUMNS, COLUMNS), *arguments())
+        self.assertEqual(self.partials(code), 2)
+
+    def test_a_cycle_of_fused_nodes(self):
+        """The consumer needs a node that was fused with what needs the producer."""
+
+        def f(y, *args):
+            dx, *sums = backward(*args)
+            a, b = (y + dx[0]).amax(1), y.sum(1)
+            return dx, *sums, a, (dx * b[:ROWS, None]).sum(0)
+
+        args = (randn(2 * ROWS, COLUMNS), *arguments())
+        code = self.generate(f, *args)
+        self.assertEqual(self.partials(code), 2)
+
+    @parametrize("when", ("before", "after"))
+    def test_mutation(self, when):
+        """The output is written over an input that the sum may read."""
+
+        def f(x, *args):
+            dx, *sums = backward(*args)
+            if when == "before":
+                x.copy_(dx)
+                return *sums, x.sum(0)
+            total = (dx * x).sum(0)
+            x.copy_(dx)
+            return *sums, total
+
+        x, args = randn(ROWS, COLUMNS), arguments()
+        with inductor_config.patch(OPTIONS):
+            compiled = torch.compile(f, fullgraph=True)
+            mine, theirs = x.clone(), x.double()
+            actual = compiled(mine, *args)
+        expect = f(theirs, *(arg.double() for arg in args))
+        for act, exp in zip((*actual, mine), (*expect, theirs)):
+            self.assertEqual(act.double(), exp, atol=1e-3, rtol=1e-4)
+
+    def test_output_updated_later(self):
+        def f(*args):
+            dx, *sums = backward(*args)
+            total = dx.sum(0)
+            dx.mul_(2)
+            return dx, *sums, total, dx.sum(0)
+
+        args = arguments()
+        with inductor_config.patch(OPTIONS):
+            actual = torch.compile(f, fullgraph=True)(*args)
+        self.compare(f, actual, args)
+
+
+class ModelTest(TestCase):
+    """When it pays, as a function of costs."""
+
+    H200 = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90)
+    ROW = RowCost(
+        columns=768,
+        rnumel=1024,
+        stream_bytes=8,
+        streams=2,
+        stores_rows=True,
+        accumulators=2,
+        invariants=1,
+    )
+
+    def cost(self, rows=32768, columns=768, **changes):
+        size = 4 * rows * columns
+        before = dataclasses.replace(
+            self.ROW, columns=columns, rnumel=1 << (columns - 1).bit_length()
+        )
+        after = dataclasses.replace(before, accumulators=3)
+        return dataclasses.replace(
+            ProducerSum(
+                depends=True,
+                bytes_saved=size,
+                bytes_written=size,
+                bytes_added=0,
+                launches_saved=2,
+                rows=rows,
+                columns=columns,
+                dynamic=False,
+                before=before,
+                after=after,
+            ),
+            **changes,
+        )
+
+    def why_not(self, cost, min_bytes=0, device=None):
+        with inductor_config.patch({MIN_BYTES: min_bytes}):
+            return why_not_producer_sum(cost, device or self.H200)
+
+    def test_pays(self):
+        self.assertIsNone(self.why_not(self.cost()))
+
+    def test_min_bytes(self):
+        cost = self.cost()
+        self.assertIsNone(self.why_not(cost, cost.bytes_saved))
+        self.assertRegex(self.why_not(cost, cost.bytes_saved + 1), "fewer than")
+
+    def test_workspace(self):
+        """Partials of as many rows as there are to sum save nothing."""
+        cost = self.cost(rows=528, launches_saved=0)
+        self.assertRegex(self.why_not(cost), "costs")
+        self.assertIsNone(self.why_not(self.cost(rows=528)))
+
+    def test_rows_loaded_again(self):
+        """One accumulator more, and rows have to be loaded twice."""
+        cost = self.cost(rows=4096, columns=16384)
+        streams = 4096 * 16384 * 12
+        wide = dataclasses.replace(cost.after, stream_bytes=12, streams=3)
+        narrow = dataclasses.replace(
+            cost.before, rnumel=4096, stream_bytes=12, streams=3
+        )
+        self.assertLess(cost.bytes_saved + 2 * LAUNCH_BYTES, streams * L2_BYTE)
+        again = dataclasses.replace(cost, after=wide, before=narrow)
+        self.assertRegex(self.why_not(again), "costs")
+        self.assertIsNone(
+            self.why_not(dataclasses.replace(cost, after=wide, before=wide))
+        )
+
+    def test_independent_that_reads_more(self):
+        cost = self.cost(depends=False, bytes_added=1)
+        self.assertRegex(self.why_not(cost), "reads more")
+        self.assertIsNone(self.why_not(self.cost(depends=False)))
+
+    def test_l2(self):
+        """What L2 would have served is worth less than what memory would have."""
+        cost = self.cost(rows=2048, launches_saved=0, after=self.ROW, before=self.ROW)
+        for cc in (90, 70):
+            device = self.H200._replace(cc=cc)
+            self.assertIsNone(self.why_not(cost, device=device))
+        self.assertNotIn(70, L2_MIB)
+
+
+if __name__ == "__main__":
+    run_tests()
