@@ -93,10 +93,6 @@ class MaxReadsTest(TestCase):
         self.assertEqual(metrics.generated_kernel_count, 3)
         self.assertGreater(metrics.rejected_mix_order_reduction_fusion, 0)
 
-    def test_default(self):
-        self.residual(9)
-        self.assertEqual(metrics.generated_kernel_count, 3)
-
     def test_no_cap(self):
         # nothing to reject, or told not to: one code
         code = self.residual(9, **{MAX_READS: 1000})

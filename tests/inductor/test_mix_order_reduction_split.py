@@ -19,6 +19,7 @@ FUSE = {
     "triton.mix_order_reduction": True,
     "triton.mix_order_reduction_non_strict_mode": True,
     "triton.mix_order_reduction_max_reads": 0,
+    "triton.mix_order_reduction_register_pressure": False,
     CANCEL: True,
     "split_reductions": True,
     "deterministic": False,
@@ -151,7 +152,10 @@ class CancelSplitTest(TestCase):
 
     def test_strict(self):
         x = torch.randn(64, 16384, device=GPU_TYPE)
-        strict = {"triton.mix_order_reduction_non_strict_mode": False}
+        strict = {
+            "triton.mix_order_reduction_non_strict_mode": False,
+            "triton.mix_order_reduction_cost_model": False,
+        }
         self.check(lambda x: (x.sum(1), x.sum(0)), x, fused=0, kernels=3, **strict)
 
 

@@ -22,7 +22,10 @@ FUSE = {
     "max_autotune": False,
     "coordinate_descent_tuning": False,
 }
-STRICT = {"triton.mix_order_reduction_non_strict_mode": False}
+STRICT = {
+    "triton.mix_order_reduction_non_strict_mode": False,
+    "triton.mix_order_reduction_cost_model": False,
+}
 
 
 def rms_norm_backward(x, dy, weight, rstd):

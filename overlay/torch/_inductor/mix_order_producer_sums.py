@@ -531,8 +531,16 @@ class ProducerSum:
             rows=rows,
             columns=columns,
             dynamic=not isinstance(xnumel, (int, sympy.Integer)),
-            before=row_cost([node1, node2], xnumel, rnumel, rblock) if node2 else None,
-            after=row_cost([node1, other], xnumel, rnumel, rblock),
+            before=(
+                row_cost(
+                    node1.get_nodes(), node2.get_nodes(), xnumel, rnumel, rblock
+                )
+                if node2
+                else None
+            ),
+            after=row_cost(
+                node1.get_nodes(), other.get_nodes(), xnumel, rnumel, rblock
+            ),
         )
 
 

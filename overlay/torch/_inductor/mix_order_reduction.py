@@ -115,14 +115,23 @@ def why_not_partial_accumulators(*nodes: BaseSchedulerNode) -> Optional[str]:
     return None
 
 
+# where triton.mix_order_reduction_max_reads is None and registers are not predicted
+DEFAULT_MAX_READS = 10
+
+
 def why_too_many_reads(*nodes: BaseSchedulerNode) -> Optional[str]:
     """
     Why the mix-order kernel of ``nodes`` reads too many buffers to fit registers;
-    None when it does not, or ``triton.mix_order_reduction_max_reads`` is 0. Each
-    buffer is loaded in every iteration of the loop over rows, one that is updated
+    None when it does not, or ``triton.mix_order_reduction_max_reads`` sets no limit.
+    Each buffer is loaded in every iteration of the loop over rows, one that is updated
     in place too, so buffers written by the nodes count when they are read.
     """
+    from .mix_order_pressure import predicts_registers
+
     max_reads = config.triton.mix_order_reduction_max_reads
+    if max_reads is None:
+        predicted = predicts_registers(nodes[0].get_device())
+        max_reads = 0 if predicted else DEFAULT_MAX_READS
     reads = OrderedSet(
         dep.name
         for node in nodes

@@ -153,20 +153,21 @@ def splits_rows(device: DeviceProperties) -> bool:
 
 
 def row_cost(
-    nodes: Sequence[BaseSchedulerNode],
+    contiguous: Sequence[BaseSchedulerNode],
+    other: Sequence[BaseSchedulerNode],
     xnumel: sympy.Expr,
     rnumel: sympy.Expr,
     rblock: int,
 ) -> RowCost:
     """
-    From both sides, the contiguous node first, which reduces ``[xnumel, rnumel]``
-    over columns; the other node's reductions become the partial accumulators.
+    From the nodes of both sides: those that reduce ``[xnumel, rnumel]`` over columns,
+    and the others, whose reductions become the partial accumulators.
     """
-    contiguous_node, other_node = nodes
-    reductions = [node for node in other_node.get_nodes() if node.is_reduction()]
+    reductions = [node for node in other if node.is_reduction()]
     # What follows the other node's reductions follows the final ones: in another kernel.
-    in_kernel = [contiguous_node, *reductions]
+    in_kernel = [*contiguous, *reductions]
     statically_known_equals = V.graph.sizevars.statically_known_equals
+    nodes = [*contiguous, *other]
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
     streamed: dict[str, int] = {}
     invariant: OrderedSet[str] = OrderedSet()

@@ -1,0 +1,307 @@
+"""
+Whether fusing two reductions of mixed orders pays.
+
+Unfused, the tensor that both reduce is read twice, and whatever makes it could be
+fused with the first. Fused, it is read once, there is a kernel less where the column
+reduction would be split, and a final reduction has a partial accumulator of each
+program to read. The model adds up both times, from shapes, dtypes and the GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import Any, Optional, TYPE_CHECKING
+
+import torch
+from torch.utils._ordered_set import OrderedSet
+
+from . import config
+from .dependencies import MemoryDep
+from .mix_order_pressure import planned_row_split, row_epilogue
+from .mix_order_reduction import accumulate_dtype
+from .mix_order_row_split import splits_rows
+from .runtime.hints import DeviceProperties
+from .runtime.runtime_utils import ceildiv
+from .utils import get_gpu_dram_gbps, sympy_product
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .scheduler import BaseSchedulerNode, Scheduler, SchedulerNode
+
+
+fusion_log = torch._logging.getArtifactLogger(__name__, "fusion")
+
+
+@functools.cache
+def memory_GBs(device: torch.device) -> Optional[float]:
+    """
+    The memory bandwidth of ``device`` by its data sheet, in 10^9 bytes a second; None
+    where it is not known.
+    """
+    try:
+        with torch.cuda.device(device):
+            return float(get_gpu_dram_gbps()) or None
+    except Exception:  # of a driver: whatever it does not know
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """
+    Two reductions of one tensor. ``row_bytes`` and ``column_bytes`` move in the kernel
+    of either alone, ``shared_bytes`` in both. ``foregone_bytes`` would not move if what
+    makes an input were fused with the kernel that reads it, which a mix-order kernel
+    forgoes. Each of the fused kernel's ``programs`` leaves ``partial_bytes``.
+    """
+
+    row_bytes: int
+    column_bytes: int
+    shared_bytes: int
+    foregone_bytes: int
+    unfused_launches: int
+    fused_launches: int
+    programs: int
+    partial_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    """The model's constants. Shares are of the memory's bandwidth by its data sheet."""
+
+    # us that a kernel takes however little it does, in a graph of kernels
+    launch_us: float
+    # what a kernel reaches that reads along the rows, fused or not, and what one
+    # reaches that reads across them, which finds some of it in L2
+    row_share: float
+    column_share: float
+    # us of the final reduction, which reads its programs' partials one after another,
+    # for each 1024 of them
+    kiloprogram_us: float
+    # us of making, writing and reading a program's partials, for each KiB of them
+    partial_KiB_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Times in us of two kernels and of one."""
+
+    unfused_us: float
+    fused_us: float
+
+    @property
+    def pays(self) -> bool:
+        return self.fused_us < self.unfused_us
+
+
+def estimate(work: Work, memory_GBs: float, constants: Constants) -> Estimate:
+    """What either way takes."""
+    row_us = 1e-3 / (memory_GBs * constants.row_share)
+    column_us = 1e-3 / (memory_GBs * constants.column_share)
+    fused_bytes = work.row_bytes + work.column_bytes - work.shared_bytes
+    return Estimate(
+        unfused_us=constants.launch_us * work.unfused_launches
+        + max(0, work.row_bytes - work.foregone_bytes) * row_us
+        + work.column_bytes * column_us,
+        fused_us=constants.launch_us * work.fused_launches
+        + fused_bytes * row_us
+        + constants.kiloprogram_us * work.programs / 1024
+        + constants.partial_KiB_us * work.partial_bytes / 1024,
+    )
+
+
+# Fitted to half of the shapes of a grid, backwards of RMSNorm and LayerNorm and sums over
+# both dimensions, in bf16 on an H200 (CUDA-graph replays, L2 flushed): 256 to 2^20 rows
+# of 64 to 16384 columns.
+CONSTANTS = Constants(
+    launch_us=3.696,
+    row_share=0.6840,
+    column_share=0.6010,
+    kiloprogram_us=2.337,
+    partial_KiB_us=0.1340,
+)
+
+
+def decides_by_cost(device: Optional[torch.device]) -> bool:
+    """
+    Whether `estimate` decides what is fused on ``device``: where rows are split over
+    persistent programs, as they were when it was fitted, and the GPU is known.
+    """
+    return (
+        config.triton.mix_order_reduction_cost_model
+        and device is not None
+        and splits_rows(DeviceProperties.create(device))
+        and memory_GBs(device) is not None
+    )
+
+
+@dataclasses.dataclass
+class _Known:
+    """
+    Of one graph: its reductions by what they read, and what was decided on the names
+    of a kernel's reductions. A decision is made once: the split of a contiguous node
+    is cancelled because of it.
+    """
+
+    readers: dict[str, list[SchedulerNode]]
+    reasons: dict[Any, Optional[str]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> _Known:
+        if scheduler not in _known:
+            readers: dict[str, list[SchedulerNode]] = {}
+            for node in (each for node in scheduler.nodes for each in node.get_nodes()):
+                if node.is_reduction():
+                    for name in node.used_buffer_names():
+                        readers.setdefault(name, []).append(node)  # type: ignore[arg-type]
+            _known[scheduler] = cls(readers)
+        return _known[scheduler]
+
+
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+
+
+def why_not_profitable(
+    contiguous: BaseSchedulerNode, other: BaseSchedulerNode
+) -> Optional[str]:
+    """
+    Why the mix-order kernel that begins with the two would be slower than two kernels,
+    with sizes from hints; None when it would not.
+    """
+    device = contiguous.get_device()
+    bandwidth = memory_GBs(device) if device is not None else None
+    if bandwidth is None:
+        return None
+    sides = siblings(contiguous, other)
+    key = tuple(" ".join(node.get_name() for node in side) for side in sides)
+    reasons = _Known.of(contiguous.scheduler).reasons
+    if key not in reasons:
+        found = estimate(work_of(*sides), bandwidth, CONSTANTS)
+        times = f"{found.fused_us:.1f} us fused, {found.unfused_us:.1f} us not"
+        reasons[key] = None if found.pays else f"does not pay: {times}"
+        if found.pays:
+            fusion_log.debug("mix-order reduction of %s and %s: %s", *key, times)
+    return reasons[key]
+
+
+def siblings(
+    contiguous: BaseSchedulerNode, other: BaseSchedulerNode
+) -> tuple[list[SchedulerNode], list[SchedulerNode]]:
+    """
+    The reductions that either side's kernel would have: those of the two nodes, and
+    those like them that read what both read, whose fusion with them comes later or
+    came before.
+    """
+    from .scheduler import MixOrderReduction
+
+    shared = MixOrderReduction.get_common_read(contiguous, other)
+    readers = _Known.of(contiguous.scheduler).readers
+    sides = []
+    for node, against in ((contiguous, other), (other, contiguous)):
+        group = tuple(MixOrderReduction.get_numel_rnumel(node))
+        side = {each.get_name(): each for each in node.get_nodes() if each.is_reduction()}
+        names = against.get_operation_names()
+        for reader in (reader for name in shared for reader in readers.get(name, ())):
+            if (
+                reader.get_name() not in side
+                and reader.get_name() not in names
+                and not reader.ancestors & names
+                and tuple(MixOrderReduction.get_numel_rnumel(reader)) == group
+                and MixOrderReduction.is_contiguous_node(reader)
+                == MixOrderReduction.is_contiguous_node(node)
+            ):
+                side[reader.get_name()] = reader
+        sides.append(sorted(side.values(), key=lambda each: each.min_order))
+    contiguous_side, other_side = sides
+    return contiguous_side, other_side
+
+
+def work_of(
+    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
+) -> Work:
+    """What both sides' reductions, with what makes a row's output, have to do."""
+    from .scheduler import MixOrderReduction
+
+    rows, columns = MixOrderReduction.get_numel_rnumel(contiguous[0])
+    hint = V.graph.sizevars.optimization_hint
+    nodes = [*contiguous, *row_epilogue(contiguous)]
+    row_reads = OrderedSet(
+        dep.name for node in contiguous for dep in node.read_writes.reads
+    )
+    column_reads = [dep for node in other for dep in node.read_writes.reads]
+    split = planned_row_split(nodes, other)
+    foregone_bytes = moved_bytes(
+        dep
+        for node in nodes
+        for dep in node.read_writes.reads
+        if could_make(dep.name, contiguous)
+    )
+    return Work(
+        row_bytes=moved_bytes(
+            dep for node in nodes for dep in node.read_writes.reads_and_writes()
+        ),
+        column_bytes=moved_bytes(column_reads),
+        shared_bytes=moved_bytes(
+            dep
+            for dep in column_reads
+            if dep.name in row_reads
+            and V.graph.sizevars.statically_known_geq(
+                dep.get_numel(), rows * columns
+            )
+        ),
+        foregone_bytes=foregone_bytes,
+        unfused_launches=sum(
+            1 + any(map(MixOrderReduction.is_split_reduction, side))
+            for side in (contiguous, other)
+        ),
+        # the kernel, the final reduction of all its partial accumulators, and what could
+        # have been in the kernel of the rows
+        fused_launches=2 + (foregone_bytes > 0),
+        programs=min(split.num_programs, ceildiv(hint(rows), split.xblock)),
+        partial_bytes=hint(columns)
+        * sum(
+            (accumulate_dtype(node.node.get_dtype()) or torch.float32).itemsize  # type: ignore[union-attr]
+            for node in other
+        ),
+    )
+
+
+def moved_bytes(deps: Iterable[Any]) -> int:
+    """Bytes of memory of the buffers of ``deps``, each of which moves once."""
+    largest: dict[str, int] = {}
+    for dep in deps:
+        if isinstance(dep, MemoryDep):
+            size = V.graph.get_dep_size_hint(dep)
+            largest[dep.name] = max(size, largest.get(dep.name, 0))
+    return sum(largest.values())
+
+
+def could_make(name: str, contiguous: Sequence[SchedulerNode]) -> bool:
+    """
+    Whether the kernel of ``contiguous`` alone could make ``name`` itself: a node that
+    is not a reduction over something else writes it, with its loops.
+    """
+    scheduler = contiguous[0].scheduler
+    if name not in scheduler.name_to_buf:
+        return False
+    maker = scheduler.name_to_fused_node[
+        scheduler.name_to_buf[name].defining_op_name()
+    ]
+    names = OrderedSet(node.get_name() for node in contiguous)
+    if (
+        maker.is_extern()
+        or maker.is_template()
+        or not hasattr(maker, "group")
+        or not names.isdisjoint(node.get_name() for node in maker.get_nodes())
+        or names & maker.ancestors
+    ):
+        return False
+    same = V.graph.sizevars.statically_known_equals
+    made, group = sympy_product(maker.group[1]), contiguous[0].group[1]
+    return same(made, sympy_product(group)) and (
+        not maker.is_reduction() or maker.group[1] == group
+    )

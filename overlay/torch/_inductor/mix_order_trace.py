@@ -1,0 +1,278 @@
+"""
+What a mix-order kernel computes, as one list of operations, before it is generated.
+
+The loop bodies of the nodes are walked in the order in which they would be
+generated. What is computed twice is listed once, and a buffer that one node writes
+and another reads is a value, as in the kernel. Each operation knows how wide its
+result is: a tile ``[XBLOCK, R0_BLOCK]``, a column vector ``[1, R0_BLOCK]``, a row's
+value ``[XBLOCK, 1]``, or a scalar.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, Callable, Optional, TYPE_CHECKING, Union
+from unittest.mock import patch
+
+import sympy
+
+import torch
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.symbol import make_symbol, SymT
+
+from . import ir
+from .ops_handler import DefaultHandler
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .scheduler import SchedulerNode
+
+
+class Width(enum.IntEnum):
+    """Which of a tile's two dimensions a value has."""
+
+    SCALAR = 0
+    ROWS = 1
+    COLUMNS = 2
+    TILE = 3
+
+
+PREDICATES = OrderedSet(
+    [
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "logical_and",
+        "logical_or",
+        "logical_not",
+        "isnan",
+        "isinf",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """
+    One operation. ``inputs`` are positions in the list; ``bits`` is an element's
+    size in registers; ``memory_bits`` its size in memory, of a load or a store.
+    ``name`` is that of ``ops``, or ``row_reduction`` (a barrier: what comes after
+    needs the whole row), ``partial`` (added to an accumulator), ``store``.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    width: Width
+    bits: int
+    memory_bits: int = 0
+
+
+def register_bits(dtype: torch.dtype) -> int:
+    """The size of an element of ``dtype`` as it is computed: half types in float32."""
+    if dtype in (torch.bool, torch.int8, torch.uint8):
+        return 8
+    return max(32, dtype.itemsize * 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    position: int
+
+
+class Trace(DefaultHandler):
+    """
+    An ops handler that lists what it is asked for in ``ops``. ``rows`` is xnumel.
+    """
+
+    def __init__(self, rows: sympy.Expr) -> None:
+        self.ops: list[Op] = []
+        self.rows = rows
+        self._side = "row_reduction"
+        self._known: dict[Any, _Value] = {}
+        self._written: dict[str, _Value] = {}
+        self._widths: dict[sympy.Symbol, Width] = {}
+
+    @classmethod
+    def of(
+        cls,
+        rows: sympy.Expr,
+        contiguous: Sequence[SchedulerNode],
+        other: Sequence[SchedulerNode],
+    ) -> tuple[Op, ...]:
+        """
+        The kernel of the contiguous side's nodes and of the other side's reductions;
+        what follows the latter comes after the kernel.
+        """
+        trace = cls(rows)
+        with V.set_ops_handler(trace):
+            for node in contiguous:
+                trace._node(node)
+            trace._side = "partial"
+            for node in other:
+                if node.is_reduction():
+                    trace._node(node)
+        return tuple(trace.ops)
+
+    def _symbols(
+        self, sizes: Sequence[sympy.Expr], width: Optional[Width] = None
+    ) -> list[sympy.Expr]:
+        """Loop variables; without ``width``, of a tensor with ``rows`` rows."""
+        symbols: list[sympy.Expr] = []
+        numel = sympy.S.One
+        for size in sizes:
+            symbol = make_symbol(SymT.INDEX, len(self._widths))
+            if width is not None:
+                self._widths[symbol] = width
+            elif V.graph.sizevars.statically_known_leq(numel * size, self.rows):
+                self._widths[symbol] = Width.ROWS
+            elif V.graph.sizevars.statically_known_geq(numel, self.rows):
+                self._widths[symbol] = Width.COLUMNS
+            else:
+                self._widths[symbol] = Width.TILE
+            numel *= size
+            symbols.append(symbol)
+        return symbols
+
+    def _node(self, node: SchedulerNode) -> None:
+        """The loop body of ``node``, on the side that is being listed."""
+        buffer = node.node
+        assert isinstance(buffer, ir.ComputedBuffer)
+        kept, reduced = Width.ROWS, Width.COLUMNS
+        if self._side == "partial":
+            kept, reduced = reduced, kept
+        if not isinstance(buffer.data, ir.Reduction):
+            node._body(self._symbols(node._body.sizes[0]), [])
+        elif buffer._original_inner_fn is None:
+            iteration, reduction = node._body.sizes
+            node._body(self._symbols(iteration, kept), self._symbols(reduction, reduced))
+        else:
+            # its loops are those of one layer of two: take the whole reduction
+            data = buffer.data
+            with patch.object(ir.FlexibleLayout, "allow_indexing", True):
+                value = buffer._original_inner_fn(
+                    self._symbols(buffer._original_ranges or (), kept),
+                    self._symbols(buffer._original_reduction_ranges or (), reduced),
+                )
+            result = self.reduction(
+                data.dtype, data.src_dtype, data.reduction_type, value.value
+            )
+            assert isinstance(result, _Value)
+            self.store_reduction(buffer.get_name(), sympy.S.Zero, result)
+
+    def _width_of(self, index: sympy.Expr) -> Width:
+        width = Width.SCALAR
+        for symbol in index.free_symbols:
+            width = Width(width | self._widths.get(symbol, Width.SCALAR))
+        return width
+
+    def _add(self, op: Op, key: Any = None) -> _Value:
+        key = (op, key)
+        if key not in self._known:
+            self._known[key] = _Value(len(self.ops))
+            self.ops.append(op)
+        return self._known[key]
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, _Value)]
+        rest = tuple(
+            str(arg) for arg in (*args, *kwargs.values()) if not isinstance(arg, _Value)
+        )
+        width = Width.SCALAR
+        bits = 8 if name in PREDICATES else 0
+        for value in values:
+            width = Width(width | self.ops[value.position].width)
+            if name not in PREDICATES:
+                bits = max(bits, self.ops[value.position].bits)
+        inputs = tuple(value.position for value in values)
+        return self._add(Op(name, inputs, width, bits or 32), rest)
+
+    def load(self, name: str, index: sympy.Expr) -> _Value:
+        if name in self._written:
+            return self._written[name]
+        dtype = V.graph.get_dtype(name)
+        op = Op(
+            "load", (), self._width_of(index), register_bits(dtype), dtype.itemsize * 8
+        )
+        # An element is loaded once, however the loops of a node number it; another
+        # part of the buffer is another load.
+        start = index.subs(dict.fromkeys(index.free_symbols, sympy.S.Zero))
+        return self._add(op, (name, start))
+
+    def to_dtype(self, x: _Value, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+        op = self.ops[x.position]
+        if op.bits == register_bits(dtype) and op.bits >= 32:
+            return x
+        return self._add(
+            Op("to_dtype", (x.position,), op.width, register_bits(dtype)), dtype
+        )
+
+    def constant(self, value: Any, dtype: torch.dtype) -> _Value:
+        op = Op("constant", (), Width.SCALAR, register_bits(dtype))
+        return self._add(op, str(value))
+
+    def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> _Value:
+        op = Op("index_expr", (), self._width_of(expr), register_bits(dtype))
+        return self._add(op, (op.width, len(expr.free_symbols)))
+
+    def indirect_indexing(self, index: Any, *args: Any, **kwargs: Any) -> sympy.Symbol:
+        symbol = make_symbol(SymT.INDIRECT, len(self._widths))
+        self._widths[symbol] = self.ops[index.position].width
+        return symbol
+
+    def masked(self, mask: _Value, body: Callable[[], Any], other: Any) -> Any:
+        value = body()
+        value = getattr(value, "value", value)
+        return self._default("where", (mask, value), {})
+
+    def reduction(
+        self, dtype: torch.dtype, src_dtype: Any, reduction_type: str, value: Any
+    ) -> Union[_Value, tuple[_Value, ...]]:
+        values = value if isinstance(value, tuple) else (value,)
+        inputs = tuple(each.position for each in values)
+        width = Width.ROWS if self._side == "row_reduction" else Width.COLUMNS
+        op = Op(self._side, inputs, width, register_bits(dtype))
+        # each partial has its own accumulator, whatever it adds up
+        key = reduction_type if self._side == "row_reduction" else len(self.ops)
+        count = {"welford_reduce": 3, "welford_combine": 3, "online_softmax_reduce": 2}
+        results = tuple(
+            self._add(op, (key, i)) for i in range(count.get(reduction_type, 1))
+        )
+        return results if len(results) > 1 else results[0]
+
+    def store(self, name: str, index: sympy.Expr, value: _Value, mode: Any = None) -> None:
+        self._written[name] = value
+        if name not in V.graph.removed_buffers:
+            bits = V.graph.get_dtype(name).itemsize * 8
+            width = Width(self.ops[value.position].width | self._width_of(index))
+            self._add(Op("store", (value.position,), width, 0, bits), name)
+
+    def frexp(self, x: _Value) -> tuple[_Value, _Value]:
+        value = self._default("frexp", (x,), {})
+        return value, value
+
+    def scan(self, dtypes: Any, combine_fn: Any, values: tuple[Any, ...]) -> Any:
+        return tuple(self._default("scan", (value,), {}) for value in values)
+
+    def sort(self, dtypes: Any, values: tuple[Any, ...], *args: Any) -> Any:
+        return tuple(self._default("sort", (value,), {}) for value in values)
+
+    def check_bounds(self, *args: Any) -> None:
+        pass
+
+    def device_assert_async(self, *args: Any) -> None:
+        pass
+
+    def output(self, *args: Any) -> None:
+        pass
+
+    def store_reduction(self, name: str, index: sympy.Expr, value: _Value) -> None:
+        if self._side == "row_reduction":
+            self.store(name, index, value)
+

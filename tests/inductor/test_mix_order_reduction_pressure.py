@@ -1,0 +1,314 @@
+# Owner(s): ["module: inductor"]
+
+import dataclasses
+import logging
+from unittest.mock import patch
+
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor import metrics, mix_order_pressure
+from torch._inductor.mix_order_pressure import (
+    Demand,
+    LaunchConfig,
+    Layout,
+    pressure,
+)
+from torch._inductor.mix_order_trace import Op, Trace, Width
+from torch._inductor.scheduler import MixOrderReduction, Scheduler
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+
+
+PRESSURE = "triton.mix_order_reduction_register_pressure"
+MAX_READS = "triton.mix_order_reduction_max_reads"
+FUSE = {
+    "triton.mix_order_reduction": True,
+    "triton.mix_order_reduction_non_strict_mode": True,
+    "triton.mix_order_reduction_persistent_row_split": True,
+    "triton.mix_order_reduction_split_size": None,
+    "triton.mix_order_reduction_autotune_split_size": False,
+    MAX_READS: None,
+    PRESSURE: True,
+    "deterministic": False,
+    "max_autotune": False,
+    "coordinate_descent_tuning": False,
+}
+EIGHT_WARPS = LaunchConfig(xblock=1, num_warps=8)
+RELOAD = LaunchConfig(xblock=1, num_warps=8, reload=True)
+
+
+def tile_load(bits=16):
+    return Op("load", (), Width.TILE, 32, bits)
+
+
+def norm_backward(partials=1, tiles=0, rows=0):
+    """dy * x summed over a row, dx of it, and ``partials`` sums over the rows."""
+    ops = [tile_load(), tile_load()]
+    ops += [Op("mul", (0, 1), Width.TILE, 32), Op("row_reduction", (2,), Width.ROWS, 32)]
+    ops += [Op("mul", (1, 3), Width.TILE, 32), Op("store", (4,), Width.TILE, 0, 16)]
+    ops += [Op("partial", (2,), Width.COLUMNS, 32) for _ in range(partials)]
+    for load in (tile_load(), Op("load", (), Width.ROWS, 32, 32)):
+        for _ in range(tiles if load.width == Width.TILE else rows):
+            ops += [load, Op("store", (len(ops),), load.width, 0, 16)]
+    return ops
+
+
+@instantiate_parametrized_tests
+class ModelTest(TestCase):
+    """The pure function: from operations, columns and configuration to registers."""
+
+    @parametrize(
+        "columns, launch, bits, expect",
+        (
+            # (tile, column vector, row's value), as Triton's blocked layouts have them
+            (4096, EIGHT_WARPS, 16, (16, 16, 1)),
+            (4096, EIGHT_WARPS, 32, (16, 16, 1)),
+            # a vector of bytes is 16 long: 128 threads reach along a row of 2048
+            (1280, LaunchConfig(2, 8), 8, (16, 16, 1)),
+            (256, LaunchConfig(4, 1), 16, (32, 8, 4)),
+            # nothing of the last of four vectors of a thread is below 5120
+            (5120, EIGHT_WARPS, 16, (24, 24, 1)),
+            (128, LaunchConfig(4, 1), 16, (16, 8, 2)),
+            # rows begin anywhere: an element at a time
+            (5003, EIGHT_WARPS, 16, (20, 20, 1)),
+        ),
+    )
+    def test_layout(self, columns, launch, bits, expect):
+        found = Layout.of([tile_load(bits)], columns, launch).elements
+        widths = (Width.TILE, Width.COLUMNS, Width.ROWS)
+        self.assertEqual(tuple(found[width] for width in widths), expect)
+
+    def test_what_is_live_at_a_reduction(self):
+        # x is needed after it as it was computed; the residual that comes later is
+        # held as it was loaded; dy is done with
+        ops = [tile_load(), tile_load(), tile_load()]
+        ops += [Op("mul", (0, 1), Width.TILE, 32)]
+        ops += [Op("row_reduction", (3,), Width.ROWS, 32)]
+        ops += [Op("mul", (1, 4), Width.TILE, 32), Op("add", (5, 2), Width.TILE, 32)]
+        ops += [Op("store", (6,), Width.TILE, 0, 16)]
+        demand = Demand.of(ops, 2048, EIGHT_WARPS)
+        self.assertEqual(demand.tiles, 8 + 8 / 2)
+        self.assertEqual(demand.accumulators, 0)
+
+    def test_no_tile_is_live_where_rows_are_loaded_again(self):
+        ops = norm_backward()
+        once, again = (Demand.of(ops, 8192, how) for how in (EIGHT_WARPS, RELOAD))
+        self.assertEqual((once.tiles, again.tiles), (32 * 2, 0))
+        # one output in 16 bits is held, and not the two that are loaded for it
+        self.assertEqual((once.outputs, again.outputs), (0, 16))
+        self.assertEqual((again.loads, again.staged, again.reloads), (32, 0, 32))
+        # shared memory holds what the first pass loads
+        staged = Demand.of(ops, 8192, dataclasses.replace(RELOAD, num_stages=3))
+        self.assertEqual((staged.loads, staged.staged), (0, 32))
+
+    def test_hoisted(self):
+        ops = [*norm_backward(), Op("load", (), Width.COLUMNS, 32, 16)]
+        loop = dataclasses.replace(EIGHT_WARPS, hoist=False)
+        found = [Demand.of(ops, 8192, how).hoisted for how in (EIGHT_WARPS, loop)]
+        self.assertEqual(found, [32, 0])
+
+    def test_each_partial_lives_throughout(self):
+        one, four = (
+            Demand.of(norm_backward(partials), 8192, EIGHT_WARPS) for partials in (1, 4)
+        )
+        self.assertEqual(one.accumulators, 32)
+        self.assertEqual(four.accumulators, 128)
+
+    def test_a_row_statistic_is_not_a_tile(self):
+        plain, tiles, rows = (
+            pressure(ops, 8192, EIGHT_WARPS).need
+            for ops in (norm_backward(), norm_backward(tiles=8), norm_backward(rows=8))
+        )
+        self.assertGreater(tiles - plain, 3 * (rows - plain))
+
+    def test_more_partials_spill_in_the_end(self):
+        found = [
+            pressure(norm_backward(partials), 8192, EIGHT_WARPS)
+            for partials in range(1, 12)
+        ]
+        self.assertFalse(found[0].spills)
+        self.assertTrue(found[-1].hopeless)
+        needs = [each.need for each in found]
+        self.assertEqual(needs, sorted(needs))
+        self.assertEqual(found[-1].registers_per_thread, 255)
+        # a little is no reason not to fuse
+        for each in found:
+            self.assertGreaterEqual(each.spills, each.too_high)
+            self.assertGreaterEqual(each.too_high, each.hopeless)
+
+    def test_limit_follows_block_and_gpu(self):
+        ops = norm_backward()
+        self.assertEqual(pressure(ops, 8192, EIGHT_WARPS).limit, 255)
+        self.assertEqual(pressure(ops, 8192, LaunchConfig(1, 16)).limit, 128)
+        self.assertEqual(pressure(ops, 8192, LaunchConfig(1, 32)).limit, 64)
+        self.assertEqual(pressure(ops, 8192, LaunchConfig(1, 16), 32768).limit, 64)
+
+
+class TraceTest(TestCase):
+    """The operations of the nodes of a kernel, from their loop bodies."""
+
+    def trace(self, f, *args, **options):
+        found = []
+        fuse_nodes = Scheduler.fuse_nodes
+
+        def fusing(scheduler, nodes):
+            reductions = [node for node in nodes if node.is_reduction()]
+            (rows,) = (
+                node for node in reductions if MixOrderReduction.is_contiguous_node(node)
+            )
+            contiguous = [
+                node
+                for node in nodes
+                if not node.is_reduction() or node is rows
+                if MixOrderReduction.is_contiguous_node(node)
+                if node.group[1][0] != args[0].shape[1]
+            ]
+            other = [node for node in reductions if node is not rows][:1]
+            found.append(
+                Trace.of(MixOrderReduction.get_numel_rnumel(rows)[0], contiguous, other)
+            )
+            return fuse_nodes(scheduler, nodes)
+
+        with (
+            inductor_config.patch({**FUSE, **options}),
+            patch.object(Scheduler, "fuse_nodes", fusing),
+        ):
+            torch.compile(f)(*args)
+        (ops,) = found
+        return ops
+
+    @staticmethod
+    def count(ops, name, width):
+        return sum(op.name == name and op.width == width for op in ops)
+
+    def check(self, **options):
+        def f(x, dy, weight, rstd):
+            xhat = x * rstd
+            wdy = weight * dy
+            dx = (wdy - xhat * (xhat * wdy).mean(-1, keepdim=True)) * rstd
+            return dx, (dy * xhat).sum(0)
+
+        x, dy = (torch.randn(1030, 96, device=GPU_TYPE) for _ in range(2))
+        weight = torch.randn(96, device=GPU_TYPE)
+        rstd = torch.rand(1030, 1, device=GPU_TYPE)
+        return self.trace(f, x, dy, weight, rstd, **options)
+
+    def test_norm_backward(self):
+        for split in (False, True):
+            torch._dynamo.reset()
+            ops = self.check(split_reductions=split)
+            # each is loaded once, whatever loops read it
+            self.assertEqual(self.count(ops, "load", Width.TILE), 2)
+            self.assertEqual(self.count(ops, "load", Width.COLUMNS), 1)
+            self.assertEqual(self.count(ops, "load", Width.ROWS), 1)
+            self.assertEqual(self.count(ops, "row_reduction", Width.ROWS), 1)
+            self.assertEqual(self.count(ops, "partial", Width.COLUMNS), 1)
+            self.assertEqual(self.count(ops, "store", Width.TILE), 1)
+            # x * rstd is computed once for both sides
+            products = [op for op in ops if op.name == "mul" and 0 in op.inputs]
+            self.assertEqual(len(products), len(set(products)))
+
+
+@instantiate_parametrized_tests
+class PolicyTest(TestCase):
+    """What the prediction refuses, and what it lets pass."""
+
+    def setUp(self):
+        super().setUp()
+        metrics.reset()
+
+    def run_with(self, f, *args, **options):
+        expect = f(*args)
+        with inductor_config.patch({**FUSE, **options}):
+            actual, (code,) = run_and_get_code(torch.compile(f), *args)
+        for act, ref in zip(actual, expect):
+            scale = ref.abs().max().item()
+            self.assertEqual(act, ref, atol=1e-3 * scale, rtol=1e-3)
+        return code.count("tl.store(ws_ptr")
+
+    @staticmethod
+    def beside(x, *tensors):
+        """Two sums, and outputs that read x and a tensor each."""
+        return x.sum(1), x.sum(0), *(x * t for t in tensors)
+
+    # None is no limit only where registers are predicted
+    @parametrize("policy", (True, False))
+    @parametrize("max_reads", (None, 0))
+    def test_absorbed(self, policy, max_reads):
+        args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(18)]
+        options = {PRESSURE: policy, MAX_READS: max_reads}
+        self.assertEqual(self.run_with(self.beside, *args, **options), 1)
+        refused = policy or max_reads is None
+        self.assertEqual(metrics.generated_kernel_count, 3 if refused else 2)
+        self.assertEqual(metrics.rejected_mix_order_reduction_fusion > 0, refused)
+
+    @parametrize("policy", (True, False))
+    def test_pair(self, policy):
+        # the sums over rows are one node when the row's sum is asked
+        def f(x, *tensors):
+            return x.sum(1), x.sum(0), *((x * t).sum(0) for t in tensors)
+
+        args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(14)]
+        partials = self.run_with(f, *args, **{PRESSURE: policy, MAX_READS: 0})
+        self.assertEqual(partials, 0 if policy else 14)
+
+    def test_row_statistics_are_cheap(self):
+        # 20 of them and as many scalars are 40 reads, and no pressure
+        def f(x, *small):
+            y = x
+            for s in small:
+                y = y * s
+            return x.sum(0), y * x.sum(1, keepdim=True)
+
+        small = [torch.rand(40, 1, device=GPU_TYPE) + 0.5 for _ in range(20)]
+        small += [torch.rand((), device=GPU_TYPE) + 0.5 for _ in range(20)]
+        x = torch.randn(40, 4096, device=GPU_TYPE)
+        self.assertEqual(self.run_with(f, x, *small), 1)
+        self.assertEqual(metrics.generated_kernel_count, 2)
+        self.assertEqual(metrics.rejected_mix_order_reduction_fusion, 0)
+
+    def test_epilogue_counts_before_it_is_absorbed(self):
+        # without the output that is made of the row's sum the rows would be read twice
+        asked = []
+        why_spills = mix_order_pressure._why_spills
+
+        def watched(contiguous, other, absorbs):
+            asked.append(sum(not node.is_reduction() for node in contiguous))
+            return why_spills(contiguous, other, absorbs)
+
+        args = [torch.randn(40, 96, device=GPU_TYPE) for _ in range(2)]
+        with patch.object(mix_order_pressure, "_why_spills", watched):
+            self.run_with(lambda x, t: (x.sum(0), x.sum(1, keepdim=True) * t), *args)
+        self.assertEqual(asked[0], 1)
+
+    def test_dynamic_rows(self):
+        args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(18)]
+        for arg in args:
+            torch._dynamo.mark_dynamic(arg, 0)
+        compiled = torch.compile(self.beside)
+        with inductor_config.patch(FUSE):
+            compiled(*args)
+            self.assertGreater(metrics.rejected_mix_order_reduction_fusion, 0)
+            more = [torch.randn(50, 8192, device=GPU_TYPE) for _ in range(18)]
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                actual = compiled(*more)
+        for act, ref in zip(actual, self.beside(*more)):
+            self.assertEqual(act, ref, atol=1e-2, rtol=1e-3)
+
+    def test_log(self):
+        args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(18)]
+        log = logging.getLogger("torch._inductor.scheduler.__fusion")
+        with self.assertLogs(log, logging.DEBUG) as logged:
+            self.run_with(self.beside, *args)
+        said = "\n".join(logged.output)
+        self.assertRegex(said, r"needs \d+ registers a thread of 255")
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()
