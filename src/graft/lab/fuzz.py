@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.lab.programs import Program, generate, smaller
+from graft.lab.programs import Program, generate, generate_sums, smaller
 
 EAGER_MARGIN = 1.1
 OUTPUT_ULP = 2
@@ -57,22 +57,26 @@ GRAPH_TIMEOUT_S = 180
 LAB_BUDGET_S = 60.0
 # A failure's smallest program is looked for with at most this many compilations.
 SHRINK_TRIES = 40
+MODES = ("default", "non-strict", "both", "sums", "full-sums")
 NON_STRICT = {"triton.mix_order_reduction_non_strict_mode": True}
 DEFAULT: dict[str, Any] = {}
+ANY_SIZE = {"triton.mix_order_reduction_producer_sums_min_bytes": 0}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """`kind` is ok, wrong, unstable, error, eager (PyTorch itself refuses) or budget.
 
-    `mix_order` counts the mix-order kernels that were generated; `detail` says what is wrong, and
-    `ratio` is the largest error over what was allowed (0 where no floats were compared).
+    `mix_order` counts the mix-order kernels that were generated, `producer_sums` what was attached
+    to kernels; `detail` says what is wrong, and `ratio` is the largest error over what was allowed
+    (0 where no floats were compared).
     """
 
     kind: str
     mix_order: int = 0
     detail: str = ""
     ratio: float = 0.0
+    producer_sums: int = 0
 
     @property
     def failed(self) -> bool:
@@ -115,10 +119,12 @@ class Machine:
 def check(machine: Machine, program: Program, options: dict[str, Any], seed: int = 0) -> Outcome:
     """Compile `program`, run it, and compare."""
     import torch
+    from torch._dynamo.utils import counters
     from torch._inductor import metrics
 
     torch._dynamo.reset()
     metrics.reset()
+    counters.clear()
     function = program.function()
     compiled = torch.compile(function, options=options or None)
     growth = [0]
@@ -146,7 +152,8 @@ def check(machine: Machine, program: Program, options: dict[str, Any], seed: int
             if outcome.failed:
                 return outcome
             worst = max(worst, outcome, key=lambda o: o.ratio)
-    return dataclasses.replace(worst, mix_order=mix_order)
+    attached = counters["inductor"]["mix_order_producer_sums"]
+    return dataclasses.replace(worst, mix_order=mix_order, producer_sums=attached)
 
 
 def _reference(program: Program) -> Callable[..., Any]:
@@ -296,7 +303,11 @@ def graph(seed: int, index: int, mode: str) -> tuple[Program, dict[str, Any]]:
     """Graph number `index` of a seed, with the options that it is compiled with.
 
     `mode` is "default", "non-strict", or "both": even numbers default, odd ones non-strict.
+    "sums" and "full-sums" are graphs that sum what they write over its rows.
     """
+    if mode in ("sums", "full-sums"):
+        rnd = random.Random(f"sums:{seed}:{index}")
+        return generate_sums(rnd, "small" if mode == "sums" else "full"), NON_STRICT | ANY_SIZE
     if mode == "both":
         mode = "non-strict" if index % 2 else "default"
     rnd = random.Random(f"{seed}:{index}")
@@ -436,7 +447,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     blamed = Counter(row.get("blame", row["kind"]) for row in failed)
     return (
         f"{len(rows)} graphs, {len(fused)} with a mix-order kernel "
-        f"({sum(row['mix_order'] for row in rows)} kernels); "
+        f"({sum(row['mix_order'] for row in rows)} kernels), "
+        f"{sum(row.get('producer_sums', 0) > 0 for row in rows)} with producer sums; "
         + ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
         + (f"; blame: {dict(blamed)}" if failed else "; none wrong")
     )
@@ -448,7 +460,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--graphs", type=int, required=True)
     parser.add_argument("--device", choices=["cuda", "lab"], default="cuda")
-    parser.add_argument("--mode", choices=["default", "non-strict", "both"])
+    parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--workers", type=int, default=0, help="processes; 0: one a core but two")
     parser.add_argument("--shrink", type=int, default=2, help="failures of a kind made smaller")
     parser.add_argument("--seconds", type=float, default=0, help="stop after; 0: do not")

@@ -384,6 +384,96 @@ def generate(rnd: random.Random, scale: str = "small") -> Program:
     return prune(program)
 
 
+def generate_sums(rnd: random.Random, scale: str = "small") -> Program:
+    """A program that writes a tensor, made of its rows' statistics or not, and sums over its rows
+    what it makes of that tensor: element by element, or of a part, a view or another order of it.
+
+    `scale` is as in `generate`.
+    """
+    rows, columns = _sizes(rnd, scale)
+    leading, trailing = _split(rnd, rows), _split(rnd, columns)
+    shape = (*leading, *trailing)
+    dtype = _weighted(rnd, {"float32": 50, "bfloat16": 30, "float16": 12, "float64": 8})
+    layouts = {"contiguous": 93, "transposed": 3, "sliced": 4}
+    inputs = [Input("x0", shape, dtype, _weighted(rnd, layouts), 0)]
+    for chance, size, axis in (
+        (0.7, shape, 0),
+        (0.3, shape, 0),
+        (0.5, trailing, None),
+        (0.3, (*leading, *[1] * len(trailing)), 0),
+    ):
+        if rnd.random() < chance:
+            other = dtype if rnd.random() < 0.8 else _weighted(rnd, {"float32": 2, "bfloat16": 1})
+            inputs.append(Input(f"x{len(inputs)}", size, other, "contiguous", axis))
+    b = _Builder(inputs)
+    lead = len(leading)
+    leading_dims, trailing_dims = list(range(lead)), list(range(lead, len(shape)))
+
+    pool = list(b.values.values())
+    made = b.values["x0"]
+    for _ in range(rnd.randint(0, 2)):
+        made = _joined(rnd, b, made, pool)
+    if rnd.random() < 0.8:
+        of = _joined(rnd, b, made, pool)
+        row = b.add(f"({of.name} * {of.name}).mean({tuple(trailing_dims)}, keepdim=True)")
+        scaled = row and b.add(f"{made.name} * torch.rsqrt({row.name} + 1e-5)")
+        made = scaled or made
+    results: list[_Value] = []
+    if rnd.random() < 0.7:  # the producer has sums of its own
+        for _ in range(rnd.randint(1, 2)):
+            of = _joined(rnd, b, b.values["x0"], pool)
+            result = _reduce(rnd, b, of, leading_dims, _ACCUMULATING)
+            if result:
+                results.append(result)
+    if rnd.random() < 0.3:
+        made = _cast(rnd, b, made)
+    written = made
+    pool.append(written)
+
+    for _ in range(rnd.randint(1, 3)):
+        value, over = written, leading_dims
+        if rnd.random() < 0.35:
+            value, count = _reshaped(rnd, b, value, lead)
+            over = list(range(count))
+        for _ in range(_weighted(rnd, {0: 4, 1: 4, 2: 2})):
+            same = [v for v in pool if v.shape == value.shape]
+            cast = rnd.random() < 0.2
+            value = _cast(rnd, b, value) if cast else _joined(rnd, b, value, same or [value])
+        if rnd.random() < 0.1:
+            over = trailing_dims
+        kinds = _ACCUMULATING if rnd.random() < 0.9 else _LEADING
+        result = _reduce(rnd, b, value, over, kinds)
+        if result:
+            results.append(result)
+    if not results:
+        results.append(b.add(f"{written.name}.sum(0)") or written)
+    _update_in_place(rnd, b, 0.06, results)
+    outputs = _after(rnd, b, results, [written])
+    if rnd.random() < 0.75:
+        outputs.append(written.name)
+    if rnd.random() < 0.2:
+        other_reader = b.add(f"{written.name}.cos()")
+        outputs += [other_reader.name] if other_reader else []
+    if rnd.random() < 0.06 and b.effect(f"{written.name}.mul_(2)"):
+        outputs.append(written.name)
+    names = tuple(dict.fromkeys(outputs))
+    return prune(Program(b.inputs, tuple(b.steps), names, rnd.random() < 0.25))
+
+
+def _joined(rnd: random.Random, b: _Builder, value: _Value, pool: Sequence[_Value]) -> _Value:
+    """`value`, or what a pointwise operation makes of it, perhaps with others of its shape or
+    shapes that it broadcasts."""
+    roll = rnd.random()
+    if roll < 0.3:
+        return value
+    others = [o for o in pool if o.name != value.name and o.is_float]
+    if others and roll < 0.75:
+        text = rnd.choice(["{} * {}", "{} + {}", "{} - {}", "torch.where({1} > 0, {0}, 0.0)"])
+        made = b.add(text.format(value.name, rnd.choice(others).name))
+        return made if made and made.shape == value.shape else value
+    return b.add(_weighted(rnd, _UNARY).format(value.name)) or value
+
+
 def _update_in_place(
     rnd: random.Random, b: _Builder, chance: float, results: Sequence[_Value] = ()
 ) -> bool:
