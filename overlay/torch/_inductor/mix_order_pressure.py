@@ -21,7 +21,7 @@ from torch.utils._ordered_set import OrderedSet
 from . import config, ir
 from .mix_order_row_split import (
     MAX_REGISTERS_PER_THREAD,
-    REGISTERS_PER_SM,
+    DEFAULT_REGISTERS_PER_SM,
     row_cost,
     splits_rows,
 )
@@ -361,7 +361,7 @@ def pressure(
     ops: Sequence[Op],
     columns: int,
     launch: LaunchConfig,
-    registers_per_multiprocessor: int = REGISTERS_PER_SM,
+    registers_per_multiprocessor: int = DEFAULT_REGISTERS_PER_SM,
 ) -> Pressure:
     """
     Of the kernel that computes ``ops`` on rows of ``columns`` (R0_BLOCK is the next
@@ -512,7 +512,7 @@ def _why_spills(
     ops = Trace.of(rows, contiguous, other)
     per_multiprocessor = (
         DeviceProperties.create(reduction.get_device()).regs_per_multiprocessor
-        or REGISTERS_PER_SM
+        or DEFAULT_REGISTERS_PER_SM
     )
     columns = V.graph.sizevars.optimization_hint(columns)
     found = [
