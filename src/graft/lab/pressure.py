@@ -1,0 +1,378 @@
+"""Register pressure: kernels, what `ptxas` makes of them, and what the stack's model says.
+
+`collect` makes fused kernels for a described GPU, compiles them, and keeps what the model is given
+(the operations of the nodes, the configurations) beside what `ptxas` answered. `retrace` makes what
+the model is given again, after a change of the patches, without compiling. `fit` finds coefficients
+on one half of the kernels; `report` judges those that the tree has, the other half apart.
+
+    build/bin/python -m graft.lab.pressure collect H200 400 1 h200.jsonl    (2 s a kernel)
+    build/bin/python -m graft.lab.pressure fit bench/results/pressure.jsonl.gz
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from graft.errors import GraftError, UsageError
+from graft.lab.pressure_programs import Program, make, programs
+
+NON_STRICT = {
+    "triton.mix_order_reduction": True,
+    "triton.mix_order_reduction_non_strict_mode": True,
+    "triton.mix_order_reduction_persistent_row_split": True,
+    "triton.mix_order_reduction_max_reads": 0,
+    "force_disable_caches": True,
+    "compile_threads": 1,
+}
+
+
+def collect(gpu: str, count: int, seed: int, path: Path) -> None:
+    """Append `count` kernels for `gpu` to `path`, a line each; what is there is kept."""
+    from graft.lab import devices, fakegpu
+
+    device = devices.find(gpu)
+    fakegpu.install(device)
+    import torch._inductor.config as inductor_config
+
+    done = {line["program_id"] for line in read(path)} if path.exists() else set()
+    start = time.monotonic()
+    made = len(done)
+    with inductor_config.patch({**NON_STRICT, **_knobs_off(inductor_config)}):
+        for number, program in enumerate(programs(seed)):
+            if made >= count:
+                break
+            if number in done:
+                continue
+            for line in _lines(seed, number, program, device):
+                with path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                made += 1
+                print(
+                    f"{gpu} {made} {line['columns']} {time.monotonic() - start:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def _knobs_off(inductor_config: Any) -> dict[str, Any]:
+    """What would refuse the kernels that are to be judged."""
+    names = {"mix_order_reduction_register_pressure": False}
+    return {f"triton.{k}": v for k, v in names.items() if hasattr(inductor_config.triton, k)}
+
+
+def _lines(seed: int, number: int, program: Program, device: Any) -> Iterator[dict[str, Any]]:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from graft.lab import assemble, capture
+    from graft.lab import compile as compiling
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    torch._dynamo.reset()
+    try:
+        module, inputs = make(program, mode)
+    except Exception as error:  # a program that cannot be traced says nothing about registers
+        print(f"{program}: {error}", file=sys.stderr)
+        return
+    with watching() as traces:
+        (compiled,) = compiling.graphs([capture.Graph("forward", module, tuple(inputs))])
+    kernels = [kernel for kernel in compiled.kernels if kernel.kind == compiling.MIX_ORDER]
+    for index, (kernel, made) in enumerate(zip(kernels, traces, strict=True)):
+        found = assemble.assemble(kernel, device)
+        yield {
+            "seed": seed,
+            "program_id": number,
+            "kernel": index,
+            "gpu": device.key,
+            "program": asdict(program),
+            **made,
+            "even_vectors": torch._inductor.config.triton.mix_order_reduction_even_vectors,
+            "configs": [_config(each) for each in found],
+        }
+
+
+def _config(assembly: Any) -> dict[str, Any]:
+    kwargs = dict(part.split(" ") for part in assembly.config.split(", "))
+    return {
+        "xblock": int(kwargs["XBLOCK"]),
+        "loop_stages": int(kwargs.get("NUM_STAGES", 1)),
+        "num_warps": assembly.num_warps,
+        "registers": assembly.registers_per_thread,
+        "spill_bytes": assembly.spill_bytes,
+        "shared_bytes": assembly.shared_memory_bytes,
+        "error": assembly.error,
+    }
+
+
+@contextmanager
+def watching() -> Iterator[list[dict[str, Any]]]:
+    """Rows, columns, operations and row split of each mix-order kernel generated inside."""
+    from torch._inductor import scheduler
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.simd import SIMDScheduling
+    from torch._inductor.mix_order_trace import Trace
+
+    made: list[dict[str, Any]] = []
+    generate = SIMDScheduling._codegen_mix_order_reduction
+    split = InductorChoices.mix_order_row_split
+
+    def generating(self: Any, node1: Any, node2: Any) -> None:
+        rows, columns = scheduler.MixOrderReduction.get_numel_rnumel(node1)
+        ops = Trace.of(rows, node1.get_nodes(), node2.get_nodes())
+        packed = [[op.name, list(op.inputs), int(op.width), op.bits, op.memory_bits] for op in ops]
+        made.append({"rows": int(rows), "columns": int(columns), "trace": packed})
+        generate(self, node1, node2)
+
+    def splitting(cost: Any, *args: Any, **options: Any) -> Any:
+        found = split(cost, *args, **options)
+        made[-1].update(cost=asdict(cost), split=asdict(found))
+        return found
+
+    with (
+        mock.patch.object(SIMDScheduling, "_codegen_mix_order_reduction", generating),
+        mock.patch.object(InductorChoices, "mix_order_row_split", staticmethod(splitting)),
+    ):
+        yield made
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file that `collect` wrote, compressed or not."""
+    opening: Any = gzip.open if path.suffix == ".gz" else open
+    with opening(path, "rt") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def retrace(files: list[Path], output: Path) -> None:
+    """Write the kernels of `files` to `output` with what the model is given today.
+
+    A kernel whose program is fused differently today is left out: what was compiled is another.
+    """
+    import torch._inductor.config as inductor_config
+
+    from graft.lab import devices, fakegpu
+
+    lines = [line for path in files for line in read(path)]
+    keys = {line["gpu"] for line in lines}
+    if len(keys) != 1:
+        raise GraftError(f"a process describes one GPU, and these are of {sorted(keys)}")
+    device = devices.find(keys.pop())
+    fakegpu.install(device)
+    kept = []
+    with inductor_config.patch({**NON_STRICT, **_knobs_off(inductor_config)}):
+        for line in lines:
+            program = Program(**{**line["program"], "sums": tuple(line["program"]["sums"])})
+            found = list(_traces(program))
+            if len(found) > line["kernel"] and _same(found[line["kernel"]]["trace"], line["trace"]):
+                kept.append({**line, "trace": found[line["kernel"]]["trace"]})
+    output.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    print(f"{output}: {len(kept)} of {len(lines)} kernels")
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two kernels write the same."""
+    stores = [sum(op[0] == "store" for op in ops) for ops in (one, other)]
+    return stores[0] == stores[1]
+
+
+def _traces(program: Program) -> list[dict[str, Any]]:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from graft.lab import capture
+    from graft.lab import compile as compiling
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    torch._dynamo.reset()
+    module, inputs = make(program, mode)
+    with watching() as traces:
+        compiling.graphs([capture.Graph("forward", module, tuple(inputs))])
+    return traces
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+# The scale, in registers, over which a spill becomes certain, and that of a register count's error.
+_SPILL_SCALE = 12.0
+_COUNT_SCALE = 70.0
+# A spill that is not predicted costs as much as this many that were predicted and are none.
+_MISS_WEIGHT = 4.0
+# The share of spilling kernels that the lines let pass.
+_MISSED = 0.01
+# Up to this many bytes of local memory a thread are no spill: 16 words. A kernel that needs a
+# register more than there are has a handful, and so have some with registers to spare.
+SPILL_BYTES = 64
+# From this many on a kernel should do less.
+HIGH_BYTES = 256
+# The programs of these seeds were not looked at while terms were chosen and coefficients fitted.
+HELD_OUT_SEEDS = range(300, 400)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One kernel at one configuration: terms of the model, and what `ptxas` made of it."""
+
+    gpu: str
+    held_out: bool
+    terms: tuple[float, ...]
+    limit: int
+    registers: int
+    spill_bytes: int
+
+    @property
+    def spilled(self) -> bool:
+        """Whether it spilled for want of registers."""
+        return self.spill_bytes > SPILL_BYTES
+
+
+def samples(path: Path) -> list[Sample]:
+    """What `path` has, every other program held out."""
+    from torch._inductor import mix_order_pressure as model
+    from torch._inductor.mix_order_trace import Op, Width
+
+    found = []
+    for line in read(path):
+        ops = [
+            Op(name, tuple(inputs), Width(width), bits, memory_bits)
+            for name, inputs, width, bits, memory_bits in line["trace"]
+        ]
+        for config in line["configs"]:
+            if config["error"]:
+                continue
+            launch = model.LaunchConfig(
+                config["xblock"],
+                config["num_warps"],
+                config["loop_stages"],
+                line["split"]["reload"],
+                line["split"]["hoist"],
+                line["split"].get("accumulate_tiles", False),
+                line.get("even_vectors", False),
+            )
+            demand = model.Demand.of(ops, line["columns"], launch)
+            found.append(
+                Sample(
+                    gpu=line["gpu"],
+                    held_out=line["seed"] in HELD_OUT_SEEDS,
+                    terms=(1.0, *astuple(demand)),
+                    limit=model.pressure(ops, line["columns"], launch).limit,
+                    registers=config["registers"],
+                    spill_bytes=config["spill_bytes"],
+                )
+            )
+    return found
+
+
+def fit(found: list[Sample], without: tuple[int, ...] = ()) -> list[float]:
+    """Coefficients of the terms, and registers over the limit at which kernels spill too much.
+
+    The terms at the positions `without` get none, and nor does one that would be negative: nothing
+    that is held takes less than nothing, but for the last, a single warp. The lines are drawn where
+    `_MISSED` of the kernels of `found` that spill over `SPILL_BYTES`, or `HIGH_BYTES`, need less.
+
+    Minimises the logistic loss of 'spills' over need less limit, and the squared error of the
+    counts of kernels that neither spill nor use all they may: convex, by Newton's method.
+    """
+    import numpy as np
+
+    terms = np.array([sample.terms for sample in found])
+    terms[:, list(without)] = 0.0
+    limit = np.array([float(sample.limit) for sample in found])
+    registers = np.array([float(sample.registers) for sample in found])
+    spilled = np.array([sample.spilled for sample in found])
+    counted = ~spilled & (registers < limit - 1)
+    weight = np.where(spilled, _MISS_WEIGHT, 1.0)
+    target = np.where(spilled, limit + 40, registers)
+    solution = np.linalg.lstsq(terms, target, rcond=None)[0]
+    for _ in range(100):
+        need = terms @ solution
+        chance = 1 / (1 + np.exp(-np.clip((need - limit) / _SPILL_SCALE, -40, 40)))
+        error = np.where(counted, need - registers, 0.0) / _COUNT_SCALE**2
+        gradient = terms.T @ (weight * (chance - spilled) / _SPILL_SCALE + error)
+        curvature = weight * chance * (1 - chance) / _SPILL_SCALE**2 + counted / _COUNT_SCALE**2
+        hessian = (terms.T * curvature) @ terms + 1e-6 * np.eye(terms.shape[1])
+        step = np.linalg.solve(hessian, gradient)
+        # a whole step may leave the region in which the logistic is a parabola
+        solution = solution - step * min(1.0, 20.0 / max(1e-9, np.abs(terms @ step).max()))
+    solution[list(without)] = 0.0
+    negative = [i for i, value in enumerate(solution[:-1]) if value < 0]
+    if negative:
+        return fit(found, (*without, *negative))
+    over = terms @ solution - limit
+    spill_bytes = np.array([sample.spill_bytes for sample in found])
+    lines = []
+    for bytes_ in (SPILL_BYTES, HIGH_BYTES):
+        spilling = np.sort(over[spill_bytes > bytes_])
+        lines.append(spilling[int(_MISSED * len(spilling))] - 0.1)
+    return [float(value) for value in (*solution, *lines)]
+
+
+def judge(found: list[Sample], coefficients: list[float]) -> list[str]:
+    """A line for each half, GPU and size of a spill: kernels, spills, recall, precision."""
+    import numpy as np
+
+    *terms, over_64_bytes, over_256_bytes = coefficients
+    meanings = ((SPILL_BYTES, over_64_bytes), (HIGH_BYTES, over_256_bytes))
+    lines = []
+    for half, held_out in (("fitted on", False), ("held out", True)):
+        for gpu in ("all", *sorted({sample.gpu for sample in found})):
+            part = [s for s in found if s.held_out == held_out and gpu in ("all", s.gpu)]
+            if not part:
+                continue
+            over = np.array([np.dot(s.terms, terms) - s.limit for s in part])
+            spill_bytes = np.array([s.spill_bytes for s in part])
+            for bytes_, registers in meanings:
+                real, predicted = spill_bytes > bytes_, over > registers
+                recall = (predicted & real).sum() / max(1, int(real.sum()))
+                right, any_ = (
+                    (predicted & (spill_bytes > least)).sum() / max(1, int(predicted.sum()))
+                    for least in (bytes_, 0)
+                )
+                lines.append(
+                    f"{half:9} {gpu:5} over {bytes_:3} B  kernels {len(part):4} "
+                    f"spill {int(real.sum()):4} predicted {int(predicted.sum()):4}  "
+                    f"found {recall:.3f}  right {right:.3f}  with any spill {any_:.3f}"
+                )
+    return lines
+
+
+def main() -> None:
+    """The command line that the module's docstring shows."""
+    command, *arguments = sys.argv[1:]
+    if command == "collect":
+        gpu, count, seed, file = arguments
+        collect(gpu, int(count), int(seed), Path(file))
+    elif command == "retrace":
+        *files, output = map(Path, arguments)
+        retrace(files, output)
+    elif command in ("fit", "report"):
+        from torch._inductor import mix_order_pressure as model
+
+        found = samples(Path(arguments[0]))
+        if command == "fit":
+            coefficients = fit([sample for sample in found if not sample.held_out])
+        else:
+            coefficients = list(astuple(model.COEFFICIENTS))
+        names = [field.name for field in fields(model.Coefficients)]
+        for name, value in zip(names, coefficients, strict=True):
+            print(f"    {name}={value:.3f},")
+        print("\n".join(judge(found, coefficients)))
+    else:
+        raise UsageError(f"{command} is none of collect, retrace, fit, report")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GraftError as wrong:
+        sys.exit(wrong.report())
