@@ -7,9 +7,11 @@ import unittest
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.choices import InductorChoices
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -111,6 +113,26 @@ class PersistentRowsTest(TestBase):
         more = [randn(768) for _ in range(8)]
         metrics.reset()
         self.assertEqual(self.meta(self.check(f, x, *more)), alone)
+
+    # 16384 rows are summed in two layers, 128 rows of the first each: as many as columns
+    @parametrize("rows", (133, 16384))
+    def test_a_value_a_row_is_no_stream(self, rows):
+        costs = []
+
+        class Costs(InductorChoices):
+            @staticmethod
+            def mix_order_row_split(cost, *args, **kwargs):
+                costs.append(cost)
+                return InductorChoices.mix_order_row_split(cost, *args, **kwargs)
+
+        with V.set_choices_handler(Costs()):
+            self.check(
+                rms_norm_backward,
+                *rms_norm_args(rows, 128),
+                split_reductions=True,
+                fx_graph_cache=False,
+            )
+        self.assertEqual({cost.streams for cost in costs}, {2})
 
     def test_dynamic_rows(self):
         f = torch.compile(sums, fullgraph=True)

@@ -440,22 +440,45 @@ def why_spills(
     if not predicts_registers(contiguous[0].get_device()):
         return None
     nodes = [*contiguous, *row_epilogue(contiguous)]
-    partials = [node for node in other if node.is_reduction()]
+    reduction = next(node for node in contiguous if node.is_reduction())
+    reductions = partials(reduction, other)
     known = _reasons.setdefault(contiguous[0].scheduler, {})
-    sides = (frozenset(n.get_name() for n in side) for side in (nodes, partials))
+    sides = (frozenset(n.get_name() for n in side) for side in (nodes, reductions))
     key = (absorbs, *sides)
     if key not in known:
-        known[key] = _why_spills(nodes, partials, absorbs)
+        known[key] = _why_spills(nodes, reductions, absorbs)
     return known[key]
+
+
+def partials(
+    contiguous: BaseSchedulerNode, other: Sequence[SchedulerNode]
+) -> list[SchedulerNode]:
+    """
+    The reductions of ``other`` over the rows of the reduction ``contiguous``, without
+    the second layers of those that were split, which come after the kernel.
+    """
+    from .scheduler import MixOrderReduction
+
+    reduction = next(node for node in contiguous.get_nodes() if node.is_reduction())
+    group = tuple(reversed(MixOrderReduction.get_numel_rnumel(reduction)))
+    return [
+        node
+        for node in other
+        if node.is_reduction()
+        and tuple(MixOrderReduction.get_numel_rnumel(node)) == group
+    ]
 
 
 def finishes_rows(node: BaseSchedulerNode, epilogue: BaseSchedulerNode) -> bool:
     """
-    Whether ``epilogue`` is of what makes a row's output from the reductions of the
-    contiguous ``node``, which was counted when that was fused.
+    Whether ``epilogue`` is of what makes a row's output from reductions of rows like
+    those of the contiguous ``node``: without it, the rows would be read once more.
     """
-    reductions = [each for each in node.get_nodes() if each.is_reduction()]
-    names = OrderedSet(each.get_name() for each in row_epilogue(reductions))
+    both = (*node.get_nodes(), *epilogue.get_nodes())
+    reductions = [each for each in both if each.is_reduction()]
+    names = OrderedSet(
+        each.get_name() for each in (*reductions, *row_epilogue(reductions))
+    )
     return all(each.get_name() in names for each in epilogue.get_nodes())
 
 

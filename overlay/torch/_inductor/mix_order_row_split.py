@@ -178,9 +178,11 @@ def row_cost(
         numel = sympy_product(
             size for var, size in dep.ranges.items() if var in dep.index.free_symbols
         )
-        # rows that are gathered, or of which several are one: a tile nevertheless
+        # rows that are gathered, or of which several are one: a tile nevertheless; a
+        # value a row may have a loop of as many rows as there are columns
         shared_rows = (
-            dep.is_indirect() or not statically_known_equals(numel, rnumel)
+            dep.is_indirect()
+            or not any(statically_known_equals(numel, n) for n in (rnumel, xnumel))
         ) and any(
             dep.index.coeff(var) == 1 and statically_known_equals(size, rnumel)
             for var, size in dep.ranges.items()
