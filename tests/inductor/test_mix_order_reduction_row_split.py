@@ -114,25 +114,37 @@ class PersistentRowsTest(TestBase):
         metrics.reset()
         self.assertEqual(self.meta(self.check(f, x, *more)), alone)
 
-    # 16384 rows are summed in two layers, 128 rows of the first each: as many as columns
-    @parametrize("rows", (133, 16384))
-    def test_a_value_a_row_is_no_stream(self, rows):
-        costs = []
+    def costs(self, f, *args, **options):
+        """What a row costs that the row split is made for."""
+        found = []
 
         class Costs(InductorChoices):
             @staticmethod
             def mix_order_row_split(cost, *args, **kwargs):
-                costs.append(cost)
+                found.append(cost)
                 return InductorChoices.mix_order_row_split(cost, *args, **kwargs)
 
         with V.set_choices_handler(Costs()):
-            self.check(
-                rms_norm_backward,
-                *rms_norm_args(rows, 128),
-                split_reductions=True,
-                fx_graph_cache=False,
-            )
+            self.check(f, *args, fx_graph_cache=False, **options)
+        return found
+
+    # 16384 rows are summed in two layers, 128 rows of the first each: as many as columns
+    @parametrize("rows", (133, 16384))
+    def test_a_value_a_row_is_no_stream(self, rows):
+        costs = self.costs(
+            rms_norm_backward, *rms_norm_args(rows, 128), split_reductions=True
+        )
         self.assertEqual({cost.streams for cost in costs}, {2})
+
+    def test_parts_of_a_row_are_streams(self):
+        # as the backward of q, k and v of one projection puts its parts together
+        def f(q, k, v):
+            pad = torch.nn.functional.pad
+            x = pad(q, (0, 192)) + pad(k, (96, 96)) + pad(v, (192, 0))
+            return x.sum(0), x - x.mean(-1, keepdim=True)
+
+        costs = self.costs(f, *(randn(133, 96) for _ in range(3)))
+        self.assertEqual({cost.streams for cost in costs}, {3})
 
     def test_dynamic_rows(self):
         f = torch.compile(sums, fullgraph=True)

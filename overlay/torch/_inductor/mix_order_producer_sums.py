@@ -29,6 +29,7 @@ from .dependencies import MemoryDep
 from .loop_body import MemoryEntry, MemoryUsageType
 from .mix_order_reduction import (
     final_buffer,
+    most_reads,
     splits_agree,
     why_not_partial_accumulators,
 )
@@ -288,7 +289,7 @@ def why_too_many_loads(
     ``triton.mix_order_reduction_max_reads``; None when it does not, or loads none that
     ``producer`` does not. What the kernel itself stores is not loaded.
     """
-    max_reads = config.triton.mix_order_reduction_max_reads
+    max_reads = most_reads(producer.get_device())
     loads = [
         OrderedSet(
             dep.name for dep in node.read_writes.reads if isinstance(dep, MemoryDep)

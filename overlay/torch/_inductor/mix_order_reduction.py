@@ -119,6 +119,19 @@ def why_not_partial_accumulators(*nodes: BaseSchedulerNode) -> Optional[str]:
 DEFAULT_MAX_READS = 10
 
 
+def most_reads(device: Optional[torch.device]) -> int:
+    """
+    How many buffers a mix-order kernel for ``device`` may read, by
+    ``triton.mix_order_reduction_max_reads``; 0 is no limit.
+    """
+    from .mix_order_pressure import predicts_registers
+
+    max_reads = config.triton.mix_order_reduction_max_reads
+    if max_reads is None:
+        return 0 if predicts_registers(device) else DEFAULT_MAX_READS
+    return max_reads
+
+
 def why_too_many_reads(*nodes: BaseSchedulerNode) -> Optional[str]:
     """
     Why the mix-order kernel of ``nodes`` reads too many buffers to fit registers;
@@ -126,12 +139,7 @@ def why_too_many_reads(*nodes: BaseSchedulerNode) -> Optional[str]:
     Each buffer is loaded in every iteration of the loop over rows, one that is updated
     in place too, so buffers written by the nodes count when they are read.
     """
-    from .mix_order_pressure import predicts_registers
-
-    max_reads = config.triton.mix_order_reduction_max_reads
-    if max_reads is None:
-        predicted = predicts_registers(nodes[0].get_device())
-        max_reads = 0 if predicted else DEFAULT_MAX_READS
+    max_reads = most_reads(nodes[0].get_device())
     reads = OrderedSet(
         dep.name
         for node in nodes

@@ -167,6 +167,7 @@ def row_cost(
     # What follows the other node's reductions follows the final ones: in another kernel.
     in_kernel = [*contiguous, *reductions]
     statically_known_equals = V.graph.sizevars.statically_known_equals
+    hint = V.graph.sizevars.optimization_hint
     nodes = [*contiguous, *other]
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
     streamed: dict[str, int] = {}
@@ -178,16 +179,19 @@ def row_cost(
         numel = sympy_product(
             size for var, size in dep.ranges.items() if var in dep.index.free_symbols
         )
-        # rows that are gathered, or of which several are one: a tile nevertheless; a
-        # value a row may have a loop of as many rows as there are columns
-        shared_rows = (
+        # Rows that are gathered, of which several are one, or that are made of parts, are
+        # tiles as well. A value a row, of rows that are split in two layers, is none: it
+        # may have a loop of as many rows as there are columns, and more rows in all.
+        whole_rows = (
             dep.is_indirect()
             or not any(statically_known_equals(numel, n) for n in (rnumel, xnumel))
         ) and any(
             dep.index.coeff(var) == 1 and statically_known_equals(size, rnumel)
             for var, size in dep.ranges.items()
         )
-        if shared_rows or statically_known_equals(numel, xnumel * rnumel):
+        if whole_rows or hint(numel, fallback=0) > 2 * max(
+            hint(xnumel, fallback=0), hint(rnumel, fallback=rblock)
+        ):
             streamed[dep.name] = get_dtype_size(V.graph.get_dtype(dep.name))
         elif statically_known_equals(numel, rnumel):
             invariant.add(dep.name)
@@ -203,7 +207,7 @@ def row_cost(
         for dep in node.read_writes.writes
     )
     return RowCost(
-        columns=V.graph.sizevars.optimization_hint(rnumel, fallback=rblock),
+        columns=hint(rnumel, fallback=rblock),
         rnumel=rblock,
         stream_bytes=sum(streamed.values()),
         streams=len(streamed),

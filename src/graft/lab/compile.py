@@ -265,6 +265,7 @@ def _facts(name: str, kernel: Any) -> dict[str, Any]:
 def _buffers(kernel: Any) -> dict[str, tuple[str, int, int]]:
     """For each pointer: dtype, elements that a launch touches, and their bytes."""
     from torch._inductor.codegen.common import RemovedArg
+    from torch._inductor.dependencies import MemoryDep
     from torch._inductor.virtualized import V
 
     pointers: dict[str, str] = {}
@@ -283,7 +284,8 @@ def _buffers(kernel: Any) -> dict[str, tuple[str, int, int]]:
         numel = _hint(V.graph.get_numel(outer))
         if numel > launch_numel:
             # A slice of a larger buffer: each distinct index touches at most a launch's elements.
-            indices = {getattr(dep, "index", None) for dep in accesses.get(outer, ())}
+            deps = accesses.get(outer, ())
+            indices = {dep.index if isinstance(dep, MemoryDep) else None for dep in deps}
             numel = min(numel, max(len(indices), 1) * launch_numel)
         found[inner] = (str(dtype).removeprefix("torch."), numel, numel * dtype.itemsize)
     return found
