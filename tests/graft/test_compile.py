@@ -80,16 +80,15 @@ def test_the_knob_reaches_inductor(lab):
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        ([4096, 768], "fewer than 5 Mi elements (xnumel 4096, rnumel 768)"),
-        ([8192, 6144], "xnumel is under twice rnumel (xnumel 8192, rnumel 6144)"),
+        ([64, 8192], "does not pay"),
+        ([4096, 12289], "registers a thread"),
     ],
 )
 def test_a_refused_fusion_says_why(lab, shape, reason):
     (graph,) = lab("compile", "rms_norm_backward", shape)
     assert graph["metrics"]["codegen_mix_order_reduction"] == 0
     reasons = {refusal["reason"]: refusal["pairs"] for refusal in graph["refusals"]}
-    # A stack that decides otherwise says so in its own words.
-    assert reason in reasons or any("mix-order" in each for each in reasons)
+    assert any(reason in each for each in reasons)
     assert all(len(pair) == 2 for pairs in reasons.values() for pair in pairs)
 
 

@@ -440,4 +440,4 @@ class ShortBlocksTest(TestBase):
 
 if __name__ == "__main__":
     if HAS_GPU:
-        run_tests(needs="filelock")
+        run_tests()

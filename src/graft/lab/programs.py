@@ -270,6 +270,8 @@ def _reduce(
         kind = "sum"
     if kind in ("argmax", "any") and not value.exact:
         kind = "sum"
+    if kind == "argmax" and value.dtype == "bool":  # PyTorch has none
+        kind = "any"
     if len(dims) > 1:  # PyTorch takes one dimension for these
         kind = {"prod": "sum", "argmax": "amax"}.get(kind, kind)
     single = len(dims) == 1 and (kind in ("prod", "argmax") or rnd.random() < 0.7)
