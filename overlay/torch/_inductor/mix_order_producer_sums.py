@@ -85,17 +85,21 @@ def attach_producer_sums(
         return nodes
 
     fused = OrderedSet(nodes)
+    reductions = ReductionsByBuffer(nodes)
     for producer in nodes:
         if producer not in fused:
             continue
-        for consumer in candidates(producer, fused):
+        for consumer in candidates(producer, reductions):
             if reason := why_not_attach(scheduler, producer, consumer):
                 WhyNoFuse(producer, consumer)("producer sums: %s", reason)
                 continue
             attached = attach(producer, consumer)
             counters["inductor"]["mix_order_producer_sums"] += 1
-            fused -= OrderedSet([producer, consumer])
+            for node in (producer, consumer):
+                fused.remove(node)
+                reductions.remove(node)
             fused.add(attached)
+            reductions.add(attached)
             scheduler.name_to_fused_node.update(
                 (node.get_name(), attached) for node in attached.get_nodes()
             )
@@ -107,21 +111,39 @@ def attach_producer_sums(
     )
 
 
+class ReductionsByBuffer:
+    """Which nodes that reduce use a buffer, for all buffers."""
+
+    def __init__(self, nodes: Iterable[BaseSchedulerNode]) -> None:
+        self.nodes: dict[str, OrderedSet[BaseSchedulerNode]] = {}
+        for node in nodes:
+            self.add(node)
+
+    def add(self, node: BaseSchedulerNode) -> None:
+        if node.is_reduction() and node.is_gpu() and splits_agree(node):
+            for name in node.used_buffer_names():
+                self.nodes.setdefault(name, OrderedSet()).add(node)
+
+    def remove(self, node: BaseSchedulerNode) -> None:
+        for name in node.used_buffer_names():
+            self.nodes.get(name, OrderedSet()).discard(node)
+
+    def that_use(self, names: Iterable[str]) -> list[BaseSchedulerNode]:
+        """Those that use any buffer of ``names``, in the order of the schedule."""
+        found = OrderedSet(node for name in names for node in self.nodes.get(name, ()))
+        return sorted(found, key=lambda node: node.min_order)
+
+
 def candidates(
-    producer: BaseSchedulerNode, nodes: Iterable[BaseSchedulerNode]
+    producer: BaseSchedulerNode, reductions: ReductionsByBuffer
 ) -> list[BaseSchedulerNode]:
     """
-    The reductions of ``nodes`` that run over the rows of ``producer``, and read what it
-    reads or writes.
+    The reductions that run over the rows of ``producer``, and use what it uses.
     """
     found = [
         node
-        for node in nodes
+        for node in reductions.that_use(producer.used_buffer_names())
         if node is not producer
-        and node.is_reduction()
-        and node.is_gpu()
-        and producer.used_buffer_names() & node.used_buffer_names()
-        and splits_agree(node)
     ]
     if not found or not producer.is_gpu() or not is_row_producer(producer):
         return []
