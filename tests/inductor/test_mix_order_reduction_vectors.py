@@ -31,18 +31,19 @@ except ImportError:
 
 
 EVEN = "triton.mix_order_reduction_even_vectors"
+FUSE = {
+    **FUSE_WHATEVER,
+    "triton.mix_order_reduction_max_reads": 0,
+    "triton.mix_order_reduction_autotune_split_size": False,
+    "triton.mix_order_reduction_split_size": None,
+    "triton.mix_order_reduction_persistent_row_split": True,
+    EVEN: True,
+    "split_reductions": False,
+}
 
 
 class TestBase(MixOrderTestCase):
-    fuse = {
-        **FUSE_WHATEVER,
-        "triton.mix_order_reduction_max_reads": 0,
-        "triton.mix_order_reduction_autotune_split_size": False,
-        "triton.mix_order_reduction_split_size": None,
-        "triton.mix_order_reduction_persistent_row_split": True,
-        EVEN: True,
-        "split_reductions": False,
-    }
+    fuse = FUSE
 
     def alignments(self, code):
         """Bytes that each type's pointers of the mix-order kernel are aligned to."""

@@ -396,13 +396,15 @@ def launch_configs(split: RowSplit) -> list[LaunchConfig]:
         configs = configs[:1]
     return [
         LaunchConfig(
-            *each,
+            xblock,
+            num_warps,
+            num_stages,
             split.reload,
             split.hoist,
             split.accumulate_tiles,
             config.triton.mix_order_reduction_even_vectors,
         )
-        for each in configs
+        for xblock, num_warps, num_stages in configs
     ]
 
 

@@ -273,10 +273,11 @@ def why_not_attach(
         producer, consumer
     ):
         return "another node stands between"
-    if not node2 and not consumer.ancestors & producer.get_operation_names():
-        if any(node.is_reduction() for node in node1.get_nodes()):
-            return "a pair of mixed orders, which was declined"
-    if any(node.is_reduction() for node in node1.get_nodes()) and (
+    reduces = any(node.is_reduction() for node in node1.get_nodes())
+    depends = bool(consumer.ancestors & producer.get_operation_names())
+    if reduces and not node2 and not depends:
+        return "a pair of mixed orders, which was declined"
+    if reduces and (
         reason := V.choices.why_mix_order_reduction_spills(
             node1.get_nodes(),
             [*(node2.get_nodes() if node2 else ()), *consumer.get_nodes()],
