@@ -25,7 +25,7 @@ from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
 )
-from torch.testing._internal.inductor_utils import GPU_TYPE
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 from torch.utils._pytree import tree_map_only
 
 
@@ -814,4 +814,5 @@ class ModelTest(TestCase):
 
 
 if __name__ == "__main__":
-    run_tests()
+    if HAS_GPU:
+        run_tests()
