@@ -5,7 +5,7 @@ import unittest
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
-from torch._inductor.mix_order_row_split import COLUMNS_PER_WARP, row_split, RowCost
+from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
@@ -158,7 +158,7 @@ class PolicyTest(TestCase):
                     several = split.xblock > 1 and split.num_warps > 1
                     self.assertEqual(
                         split.accumulate_tiles,
-                        several and split.num_warps * COLUMNS_PER_WARP > rnumel,
+                        several and split.num_warps * 256 > rnumel,
                     )
                     if split.accumulate_tiles:
                         tile = split.xblock * rnumel
