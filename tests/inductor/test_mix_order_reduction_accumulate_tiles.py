@@ -155,6 +155,7 @@ class PolicyTest(TestCase):
                         invariants=1,
                     )
                     split = row_split(cost, device, rows=100_000)
+                    self.assertTrue(hasattr(split, "accumulate_tiles"))
                     several = split.xblock > 1 and split.num_warps > 1
                     self.assertEqual(
                         split.accumulate_tiles,
