@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import metrics, mix_order_pressure
+from torch._inductor import metrics, mix_order_spills
 from torch._inductor.mix_order_pressure import (
     Demand,
     LaunchConfig,
@@ -275,14 +275,14 @@ class PolicyTest(TestCase):
     def test_epilogue_counts_before_it_is_absorbed(self):
         # without the output that is made of the row's sum the rows would be read twice
         asked = []
-        why_spills = mix_order_pressure._why_spills
+        why_spills = mix_order_spills._why_spills
 
         def watched(contiguous, other, absorbs):
             asked.append(sum(not node.is_reduction() for node in contiguous))
             return why_spills(contiguous, other, absorbs)
 
         args = [torch.randn(40, 96, device=GPU_TYPE) for _ in range(2)]
-        with patch.object(mix_order_pressure, "_why_spills", watched):
+        with patch.object(mix_order_spills, "_why_spills", watched):
             self.run_with(lambda x, t: (x.sum(0), x.sum(1, keepdim=True) * t), *args)
         self.assertEqual(asked[0], 1)
 

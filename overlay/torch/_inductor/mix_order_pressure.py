@@ -1,5 +1,5 @@
 """
-Whether a mix-order kernel would spill registers, before it is generated.
+How many registers a thread of a mix-order kernel needs, from what it computes.
 
 A kernel's need of registers is a sum. Partial accumulators live throughout the loop
 over rows. The peak of what else is live comes at a reduction of a row, at which all
@@ -12,38 +12,21 @@ thread may have, ptxas spills.
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from typing import Any, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-import torch
 from torch.utils._ordered_set import OrderedSet
 
-from . import config, ir
-from .mix_order_row_split import (
-    MAX_REGISTERS_PER_THREAD,
-    DEFAULT_REGISTERS_PER_SM,
-    row_cost,
-    splits_rows,
-)
-from .mix_order_split import is_second_layer
-from .mix_order_trace import Op, Trace, Width
-from .runtime.hints import DeviceProperties
+from .mix_order_row_split import DEFAULT_REGISTERS_PER_SM, MAX_REGISTERS_PER_THREAD
+from .mix_order_trace import Op, Width
 from .runtime.runtime_utils import next_power_of_2
-from .utils import sympy_product
-from .vector_width import MIN_COLUMNS
-from .virtualized import V
+from .vector_width import even_columns, VECTOR_BYTES
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .mix_order_row_split import RowSplit
-    from .scheduler import BaseSchedulerNode, SchedulerNode
-
 
 WARP_SIZE = 32
-# Bits that one thread loads or stores at once.
-VECTOR_BITS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +188,10 @@ class Layout:
         r0_block = next_power_of_2(columns)
         threads = launch.num_warps * WARP_SIZE
         tiles = [op for op in ops if op.name == "load" and op.width == Width.TILE]
-        bits = OrderedSet(op.memory_bits for op in tiles) or OrderedSet([32])
-        vector = VECTOR_BITS // min(bits)
-        if launch.even_vectors and len(bits) > 1:
-            vector = max(MIN_COLUMNS, VECTOR_BITS // max(bits))
+        itemsizes = OrderedSet(op.memory_bits // 8 for op in tiles) or OrderedSet([4])
+        vector = VECTOR_BYTES // min(itemsizes)
+        if launch.even_vectors and len(itemsizes) > 1:
+            vector = even_columns(itemsizes)
         vector = min(
             vector,
             columns & -columns,
@@ -270,33 +253,21 @@ _RECOMPUTED = ("constant", "index_expr")
 @dataclasses.dataclass(frozen=True)
 class Coefficients:
     """
-    Registers a thread for each unit of a `Demand`, and ``base`` for any kernel; and by
-    how much more than a thread may have the need is where ptxas spills over 64 bytes a
-    thread, and where it spills over 256.
+    Registers a thread: ``base`` of any kernel, ``each`` for a unit of what it demands;
+    and by how much more than a thread may have the need is where ptxas spills over 64
+    bytes a thread, and where it spills over 256.
     """
 
     base: float
-    accumulators: float
-    hoisted: float
-    tiles: float
-    outputs: float
-    loads: float
-    staged: float
-    reloads: float
-    several_rows: float
-    unaligned: float
-    shuffled: float
-    row_values: float
-    pointers: float
-    one_warp: float
+    each: Demand
     over_64_bytes: float
     over_256_bytes: float
 
     def need(self, demand: Demand) -> float:
         """Registers a thread, were there no limit."""
         return self.base + sum(
-            getattr(self, field.name) * getattr(demand, field.name)
-            for field in dataclasses.fields(demand)
+            getattr(self.each, field.name) * getattr(demand, field.name)
+            for field in dataclasses.fields(Demand)
         )
 
 
@@ -304,19 +275,21 @@ class Coefficients:
 # sm_90 and sm_100 by the ptxas of Triton 3.6.0, and judged on others.
 COEFFICIENTS = Coefficients(
     base=13.919,
-    accumulators=1.001,
-    hoisted=0.676,
-    tiles=1.046,
-    outputs=1.083,
-    loads=0.681,
-    staged=0.481,
-    reloads=0.237,
-    several_rows=0.878,
-    unaligned=8.253,
-    shuffled=0.372,
-    row_values=4.174,
-    pointers=0.908,
-    one_warp=-63.394,
+    each=Demand(
+        accumulators=1.001,
+        hoisted=0.676,
+        tiles=1.046,
+        outputs=1.083,
+        loads=0.681,
+        staged=0.481,
+        reloads=0.237,
+        several_rows=0.878,
+        unaligned=8.253,
+        shuffled=0.372,
+        row_values=4.174,
+        pointers=0.908,
+        one_warp=-63.394,
+    ),
     over_64_bytes=-9.690,
     over_256_bytes=16.984,
 )
@@ -372,179 +345,3 @@ def pressure(
         registers_per_multiprocessor // (launch.num_warps * WARP_SIZE),
     )
     return Pressure(COEFFICIENTS.need(Demand.of(ops, columns, launch)), limit)
-
-
-def planned_row_split(
-    contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
-) -> RowSplit:
-    """How the kernel of these nodes of its two sides would split its rows."""
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous if node.is_reduction())
-    rows, columns = MixOrderReduction.get_numel_rnumel(reduction)
-    hint = V.graph.sizevars.optimization_hint
-    device = DeviceProperties.create(reduction.get_device())
-    rblock = next_power_of_2(hint(columns))
-    cost = row_cost(contiguous, other, rows, columns, rblock)
-    return V.choices.mix_order_row_split(cost, rows, device)
-
-
-def launch_configs(split: RowSplit) -> list[LaunchConfig]:
-    """What a kernel with ``split`` would be launched as, or autotuned over."""
-    configs = split.inductor_meta()["configs"]
-    if not config.max_autotune and not config.max_autotune_pointwise:
-        configs = configs[:1]
-    return [
-        LaunchConfig(
-            xblock,
-            num_warps,
-            num_stages,
-            split.reload,
-            split.hoist,
-            split.accumulate_tiles,
-            config.triton.mix_order_reduction_even_vectors,
-        )
-        for xblock, num_warps, num_stages in configs
-    ]
-
-
-# of the nodes of one graph, asked for many times while it is scheduled
-_reasons: weakref.WeakKeyDictionary[Any, dict[Any, Optional[str]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def predicts_registers(device: Optional[torch.device]) -> bool:
-    """
-    Whether kernels for ``device`` are refused by their registers, which are predicted
-    for rows that are split over persistent programs alone.
-    """
-    return (
-        config.triton.mix_order_reduction_register_pressure
-        and device is not None
-        and splits_rows(DeviceProperties.create(device))
-    )
-
-
-def why_spills(
-    contiguous: Sequence[SchedulerNode],
-    other: Sequence[SchedulerNode],
-    absorbs: bool = False,
-) -> Optional[str]:
-    """
-    Why the mix-order kernel of the contiguous side's nodes and the other side's
-    would spill too much in every configuration; None when it would not, or the policy
-    is off. Less is too much where one of the nodes is one that it ``absorbs``.
-
-    What makes a row's output from its reductions belongs to the kernel, absorbed yet
-    or not: without it the rows would be read once more.
-    """
-    if not predicts_registers(contiguous[0].get_device()):
-        return None
-    nodes = [*contiguous, *row_epilogue(contiguous)]
-    reduction = next(node for node in contiguous if node.is_reduction())
-    reductions = partials(reduction, other)
-    known = _reasons.setdefault(contiguous[0].scheduler, {})
-    sides = (frozenset(n.get_name() for n in side) for side in (nodes, reductions))
-    key = (absorbs, *sides)
-    if key not in known:
-        known[key] = _why_spills(nodes, reductions, absorbs)
-    return known[key]
-
-
-def partials(
-    contiguous: BaseSchedulerNode, other: Sequence[SchedulerNode]
-) -> list[SchedulerNode]:
-    """
-    The reductions of ``other`` over the rows of the reduction ``contiguous``, without
-    the second layers of those that were split, which come after the kernel.
-    """
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous.get_nodes() if node.is_reduction())
-    group = tuple(reversed(MixOrderReduction.get_numel_rnumel(reduction)))
-    return [
-        node
-        for node in other
-        if node.is_reduction()
-        and tuple(MixOrderReduction.get_numel_rnumel(node)) == group
-    ]
-
-
-def finishes_rows(node: BaseSchedulerNode, epilogue: BaseSchedulerNode) -> bool:
-    """
-    Whether ``epilogue`` is of what makes a row's output from reductions of rows like
-    those of the contiguous ``node``: without it, the rows would be read once more.
-    """
-    both = (*node.get_nodes(), *epilogue.get_nodes())
-    reductions = [each for each in both if each.is_reduction()]
-    names = OrderedSet(
-        each.get_name() for each in (*reductions, *row_epilogue(reductions))
-    )
-    return all(each.get_name() in names for each in epilogue.get_nodes())
-
-
-def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
-    """
-    The pointwise nodes that first make something of the size of the tensor from what
-    the reductions of ``contiguous`` return, with those in between; in order.
-    """
-    from .scheduler import MixOrderReduction, SchedulerNode
-
-    names = OrderedSet(node.get_name() for node in contiguous)
-    found: dict[str, SchedulerNode] = {}
-    reductions = [node for node in contiguous if node.is_reduction()]
-    rows, columns = MixOrderReduction.get_numel_rnumel(reductions[0])
-    same = V.graph.sizevars.statically_known_equals
-    pending: list[SchedulerNode] = [*reductions]
-    while pending:
-        node = pending.pop()
-        split = MixOrderReduction.is_split_reduction(node)
-        for user in (user for output in node.get_outputs() for user in output.users):
-            reader = user.node
-            if (
-                not isinstance(reader, SchedulerNode)
-                or not isinstance(reader.node, ir.ComputedBuffer)
-                or reader.get_name() in names
-                or not MixOrderReduction.is_contiguous_node(reader)
-            ):
-                continue
-            if split and is_second_layer(reader.node, node):
-                # the kernel has no second layer
-                pending.append(reader)
-                continue
-            numel = sympy_product(reader.group[1])
-            if reader.is_reduction() or not (
-                same(numel, rows) or same(numel, rows * columns)
-            ):
-                continue
-            if same(numel, rows):
-                pending.append(reader)
-            names.add(reader.get_name())
-            found[reader.get_name()] = reader
-    return sorted(found.values(), key=lambda node: node.min_order)
-
-
-def _why_spills(
-    contiguous: Sequence[SchedulerNode],
-    other: Sequence[SchedulerNode],
-    absorbs: bool,
-) -> Optional[str]:
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous if node.is_reduction())
-    rows, columns = MixOrderReduction.get_numel_rnumel(reduction)
-    ops = Trace.of(rows, contiguous, other)
-    per_multiprocessor = (
-        DeviceProperties.create(reduction.get_device()).regs_per_multiprocessor
-        or DEFAULT_REGISTERS_PER_SM
-    )
-    columns = V.graph.sizevars.optimization_hint(columns)
-    found = [
-        pressure(ops, columns, launch, per_multiprocessor)
-        for launch in launch_configs(planned_row_split(contiguous, other))
-    ]
-    if not all(each.too_high if absorbs else each.hopeless for each in found):
-        return None
-    least = min(found, key=lambda each: each.need / each.limit)
-    return f"needs {least.need:.0f} registers a thread of {least.limit}"

@@ -19,9 +19,9 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config
 from .dependencies import MemoryDep
-from .mix_order_pressure import planned_row_split, row_epilogue
 from .mix_order_reduction import accumulate_dtype
 from .mix_order_row_split import splits_rows
+from .mix_order_spills import planned_row_split, row_epilogue
 from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import ceildiv
 from .utils import get_gpu_dram_gbps, sympy_product

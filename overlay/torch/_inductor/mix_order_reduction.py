@@ -124,7 +124,7 @@ def most_reads(device: Optional[torch.device]) -> int:
     How many buffers a mix-order kernel for ``device`` may read, by
     ``triton.mix_order_reduction_max_reads``; 0 is no limit.
     """
-    from .mix_order_pressure import predicts_registers
+    from .mix_order_spills import predicts_registers
 
     max_reads = config.triton.mix_order_reduction_max_reads
     if max_reads is None:

@@ -26,7 +26,7 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from .codegen.simd_kernel_features import SIMDKernelFeatures
 
@@ -52,6 +52,14 @@ def limit_alignment(
             and (i,) in attributes
         ):
             attributes[(i,)] = [["tt.divisibility", alignment[arg.buffer]]]
+
+
+def even_columns(itemsizes: Iterable[int]) -> int:
+    """
+    Columns that a thread loads at once of tensors whose elements have ``itemsizes``
+    bytes, where it loads as many of each.
+    """
+    return max(MIN_COLUMNS, VECTOR_BYTES // max(itemsizes))
 
 
 def even_vectors(
@@ -85,9 +93,9 @@ def even_vectors(
         for arg in signature
         if isinstance(arg, TensorArg) and arg.buffer in whole
     }
-    columns = max(
-        MIN_COLUMNS, VECTOR_BYTES // max(itemsizes.values(), default=VECTOR_BYTES)
-    )
+    if not itemsizes:
+        return
+    columns = even_columns(itemsizes.values())
     narrower = {
         name: columns * itemsize
         for name, itemsize in itemsizes.items()

@@ -362,8 +362,11 @@ def main() -> None:
         if command == "fit":
             coefficients = fit([sample for sample in found if not sample.held_out])
         else:
-            coefficients = list(astuple(model.COEFFICIENTS))
-        names = [field.name for field in fields(model.Coefficients)]
+            known = model.COEFFICIENTS
+            coefficients = [known.base, *astuple(known.each)]
+            coefficients += [known.over_64_bytes, known.over_256_bytes]
+        names = ["base", *(field.name for field in fields(model.Demand))]
+        names += ["over_64_bytes", "over_256_bytes"]
         for name, value in zip(names, coefficients, strict=True):
             print(f"    {name}={value:.3f},")
         print("\n".join(judge(found, coefficients)))

@@ -1,0 +1,206 @@
+"""
+Whether a mix-order kernel of given nodes would spill too many registers to be worth it.
+
+What it needs is ``mix_order_pressure``'s to say, for each configuration that it would be
+launched with.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Optional, TYPE_CHECKING
+
+import torch
+from torch.utils._ordered_set import OrderedSet
+
+from . import config, ir
+from .mix_order_pressure import LaunchConfig, pressure
+from .mix_order_row_split import DEFAULT_REGISTERS_PER_SM, row_cost, splits_rows
+from .mix_order_split import is_second_layer
+from .mix_order_trace import Trace
+from .runtime.hints import DeviceProperties
+from .runtime.runtime_utils import next_power_of_2
+from .utils import sympy_product
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .mix_order_row_split import RowSplit
+    from .scheduler import BaseSchedulerNode, SchedulerNode
+
+
+def planned_row_split(
+    contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
+) -> RowSplit:
+    """How the kernel of these nodes of its two sides would split its rows."""
+    from .scheduler import MixOrderReduction
+
+    reduction = next(node for node in contiguous if node.is_reduction())
+    rows, columns = MixOrderReduction.get_numel_rnumel(reduction)
+    hint = V.graph.sizevars.optimization_hint
+    device = DeviceProperties.create(reduction.get_device())
+    rblock = next_power_of_2(hint(columns))
+    cost = row_cost(contiguous, other, rows, columns, rblock)
+    return V.choices.mix_order_row_split(cost, rows, device)
+
+
+def launch_configs(split: RowSplit) -> list[LaunchConfig]:
+    """What a kernel with ``split`` would be launched as, or autotuned over."""
+    configs = split.inductor_meta()["configs"]
+    if not config.max_autotune and not config.max_autotune_pointwise:
+        configs = configs[:1]
+    return [
+        LaunchConfig(
+            xblock,
+            num_warps,
+            num_stages,
+            split.reload,
+            split.hoist,
+            split.accumulate_tiles,
+            config.triton.mix_order_reduction_even_vectors,
+        )
+        for xblock, num_warps, num_stages in configs
+    ]
+
+
+# of the nodes of one graph, asked for many times while it is scheduled
+_reasons: weakref.WeakKeyDictionary[Any, dict[Any, Optional[str]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def predicts_registers(device: Optional[torch.device]) -> bool:
+    """
+    Whether kernels for ``device`` are refused by their registers, which are predicted
+    for rows that are split over persistent programs alone.
+    """
+    return (
+        config.triton.mix_order_reduction_register_pressure
+        and device is not None
+        and splits_rows(DeviceProperties.create(device))
+    )
+
+
+def why_spills(
+    contiguous: Sequence[SchedulerNode],
+    other: Sequence[SchedulerNode],
+    absorbs: bool = False,
+) -> Optional[str]:
+    """
+    Why the mix-order kernel of the contiguous side's nodes and the other side's
+    would spill too much in every configuration; None when it would not, or the policy
+    is off. Less is too much where one of the nodes is one that it ``absorbs``.
+
+    What makes a row's output from its reductions belongs to the kernel, absorbed yet
+    or not: without it the rows would be read once more.
+    """
+    if not predicts_registers(contiguous[0].get_device()):
+        return None
+    nodes = [*contiguous, *row_epilogue(contiguous)]
+    reductions = partials(contiguous, other)
+    known = _reasons.setdefault(contiguous[0].scheduler, {})
+    sides = (frozenset(n.get_name() for n in side) for side in (nodes, reductions))
+    key = (absorbs, *sides)
+    if key not in known:
+        known[key] = _why_spills(nodes, reductions, absorbs)
+    return known[key]
+
+
+def partials(
+    contiguous: Sequence[BaseSchedulerNode], other: Sequence[SchedulerNode]
+) -> list[SchedulerNode]:
+    """
+    The reductions of ``other`` over the rows that ``contiguous`` reduce, without the
+    second layers of those that were split, which come after the kernel.
+    """
+    from .scheduler import MixOrderReduction
+
+    reduction = next(node for node in contiguous if node.is_reduction())
+    group = tuple(reversed(MixOrderReduction.get_numel_rnumel(reduction)))
+    return [
+        node
+        for node in other
+        if node.is_reduction()
+        and tuple(MixOrderReduction.get_numel_rnumel(node)) == group
+    ]
+
+
+def finishes_rows(node: BaseSchedulerNode, epilogue: BaseSchedulerNode) -> bool:
+    """
+    Whether ``epilogue`` is of what makes a row's output from reductions of rows like
+    those of the contiguous ``node``: without it, the rows would be read once more.
+    """
+    both = (*node.get_nodes(), *epilogue.get_nodes())
+    reductions = [each for each in both if each.is_reduction()]
+    names = OrderedSet(
+        each.get_name() for each in (*reductions, *row_epilogue(reductions))
+    )
+    return all(each.get_name() in names for each in epilogue.get_nodes())
+
+
+def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
+    """
+    The pointwise nodes that first make something of the size of the tensor from what
+    the reductions of ``contiguous`` return, with those in between; in order.
+    """
+    from .scheduler import MixOrderReduction, SchedulerNode
+
+    names = OrderedSet(node.get_name() for node in contiguous)
+    found: dict[str, SchedulerNode] = {}
+    reductions = [node for node in contiguous if node.is_reduction()]
+    rows, columns = MixOrderReduction.get_numel_rnumel(reductions[0])
+    same = V.graph.sizevars.statically_known_equals
+    pending: list[SchedulerNode] = [*reductions]
+    while pending:
+        node = pending.pop()
+        split = MixOrderReduction.is_split_reduction(node)
+        for user in (user for output in node.get_outputs() for user in output.users):
+            reader = user.node
+            if (
+                not isinstance(reader, SchedulerNode)
+                or not isinstance(reader.node, ir.ComputedBuffer)
+                or reader.get_name() in names
+                or not MixOrderReduction.is_contiguous_node(reader)
+            ):
+                continue
+            if split and is_second_layer(reader.node, node):
+                # the kernel has no second layer
+                pending.append(reader)
+                continue
+            numel = sympy_product(reader.group[1])
+            if reader.is_reduction() or not (
+                same(numel, rows) or same(numel, rows * columns)
+            ):
+                continue
+            if same(numel, rows):
+                pending.append(reader)
+            names.add(reader.get_name())
+            found[reader.get_name()] = reader
+    return sorted(found.values(), key=lambda node: node.min_order)
+
+
+def _why_spills(
+    contiguous: Sequence[SchedulerNode],
+    other: Sequence[SchedulerNode],
+    absorbs: bool,
+) -> Optional[str]:
+    from .scheduler import MixOrderReduction
+
+    reduction = next(node for node in contiguous if node.is_reduction())
+    rows, columns = MixOrderReduction.get_numel_rnumel(reduction)
+    ops = Trace.of(rows, contiguous, other)
+    per_multiprocessor = (
+        DeviceProperties.create(reduction.get_device()).regs_per_multiprocessor
+        or DEFAULT_REGISTERS_PER_SM
+    )
+    columns = V.graph.sizevars.optimization_hint(columns)
+    found = [
+        pressure(ops, columns, launch, per_multiprocessor)
+        for launch in launch_configs(planned_row_split(contiguous, other))
+    ]
+    if not all(each.too_high if absorbs else each.hopeless for each in found):
+        return None
+    least = min(found, key=lambda each: each.need / each.limit)
+    return f"needs {least.need:.0f} registers a thread of {least.limit}"
