@@ -1,8 +1,8 @@
 """A worker that speaks the protocol and measures nothing: what the runner's tests run against.
 
 A case's name says what happens: `crash`, `hang`, `hang_with_gpu`, `wrong`, `oom`, `oom_beside`
-(unless it prepares alone), `fatal`, `crash_timing`, and `slow...` (30 ms to prepare); anything
-else has a time.
+(unless it prepares alone), `fatal`, `crash_timing`, `fault_beside` (a worker's first time), and
+`slow...` (30 ms to prepare); anything else has a time.
 FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
 first case and never start again, FAKE_GPU_NAME the GPUs' name, FAKE_PEER why Liger is absent;
 FAKE_SLOW makes every case slow; FAKE_LATE is the time of the one that hangs after the other.
@@ -106,6 +106,11 @@ class Fake:
             raise Failure("oom", "CUDA out of memory")
         if case == "oom_beside":
             self.beside()
+        if case == "fault_beside":
+            marker = self.log.with_name(f"faulted-{self.us}")
+            if not marker.exists():
+                marker.touch()
+                raise Failure("crash", "an illegal memory access", fatal=True)
         if case == "fatal":
             raise Failure("crash", "an illegal memory access", fatal=True)
         if case.startswith("slow") or "FAKE_SLOW" in os.environ:

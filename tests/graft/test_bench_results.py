@@ -376,6 +376,25 @@ def test_within_a_file_the_paired_ratio_counts(tmp_path):
     assert compare.compare(patched, stock).changes[0].ratio == 2.0
 
 
+def test_the_same_code_neither_wins_nor_loses(tmp_path):
+    def coded(row, code):
+        for time in row["times"].values():
+            time["code"] = code
+        return row
+
+    before = [coded(row("c", (i, 8), 9.0, 10.0), "abc") for i in range(1, 4)]
+    after = [
+        coded(row("c", (1, 8), 9.0, 12.0), "abc"),
+        coded(row("c", (2, 8), 9.0, 10.1), "abc"),
+        coded(row("c", (3, 8), 9.0, 12.0), "other"),
+    ]
+    found = compare.compare(*sides(tmp_path, before, after))
+    assert [change.key for change in found.losses(0.02)] == ["c 3x8 bf16"]
+    text = compare.render(found, 0.02)
+    assert "same code at 2 points: 0.908, from 0.833 to 0.990; 1 apart by more than 2.0%" in text
+    assert not compare.failed(compare.compare(*sides(tmp_path, before[:2], after[:2])), 0.02)
+
+
 def test_files_of_other_pins_or_gpus_do_not_compare(tmp_path):
     rows = [row("c", (1, 8), 1.0, 1.0)]
     a = compare.parse_side(str(saved(tmp_path / "a.json", *rows)), "patched")

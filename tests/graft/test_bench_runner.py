@@ -156,6 +156,24 @@ def test_a_crash_while_timing_costs_only_the_one_that_crashed(bench):
     assert "us" in rows["after"]["times"]["patched"]
 
 
+def test_what_crashes_beside_others_is_measured_again_alone(bench):
+    rows = bench.run(["slow1", "fault_beside", "slow2", "slow3", "crash"], jobs=2)
+    assert all("us" in time for time in rows["fault_beside"]["times"].values())
+    assert rows["crash"]["times"]["stock"]["error"]["kind"] == "crash"
+    prepared = [case for _, case in bench.served("prepare")]
+    last = max(i for i, case in enumerate(prepared) if case.startswith("slow"))
+    contenders = 2
+    for case in ("fault_beside", "crash"):
+        assert prepared.count(case) == 2 * contenders
+        assert prepared[last:].count(case) >= contenders
+    assert sorted(prepared[-2 * contenders :]) == ["crash", "crash", "fault_beside", "fault_beside"]
+
+
+def test_what_crashes_alone_is_not_measured_again(bench):
+    bench.run(["fault_beside"])
+    assert [case for _, case in bench.served("prepare")] == ["fault_beside"] * 2
+
+
 def test_an_absent_peer_is_absent_without_noise(bench):
     liger = Contender("liger", "liger", PYTHON)
     row = bench.run(["plain"], contenders=(STOCK, PATCHED, liger))["plain"]

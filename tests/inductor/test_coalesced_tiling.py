@@ -438,6 +438,95 @@ class ShortBlocksTest(TestBase):
                 self.assertEqual(hints, {"y": 4, "x": 64, "r0_": 32})
 
 
+def heads_first(x, value):
+    """x [B, T, H, D] by a value of each row, [B, H, T, D]."""
+    return ((x * value).to(x.dtype).transpose(1, 2).contiguous(),)
+
+
+def grouped_heads_first(x, value):
+    """The same for two groups a head, as the keys of grouped-query attention."""
+    (y,) = heads_first(x, value)
+    return (y.repeat_interleave(2, 1),)
+
+
+@instantiate_parametrized_tests
+class RowValuesTest(TestBase):
+    """Scattered values of rows are no reason for a dimension of a pointwise tile."""
+
+    def inputs(self, shape, dtype):
+        return randn(*shape, dtype=dtype), randn(*shape[:-1], 1)
+
+    @parametrize("columns", (32, 64))
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    def test_one_dimension(self, dtype, columns):
+        x, value = self.inputs((8, 16, 4, columns), dtype)
+        code = self.check(grouped_heads_first, x, value)
+        self.assertEqual(self.size_hints(code), {"x": 1024 * columns})
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    def test_tile_row_values(self, dtype):
+        inputs = self.inputs((8, 16, 4, 32), dtype)
+        options = {"triton.tile_row_values": True}
+        code = self.check(grouped_heads_first, *inputs, **options)
+        self.assertEqual(self.size_hints(code), {"y": 32, "x": 1024})
+
+    @parametrize("shape", ((3, 7, 5, 33), (1, 129, 3, 65), (5, 1, 32, 40)))
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_odd_sizes(self, shape, dtype):
+        code = self.check(grouped_heads_first, *self.inputs(shape, dtype))
+        self.assertEqual(list(self.size_hints(code)), ["x"])
+
+    def test_the_results_are_the_same(self):
+        inputs = self.inputs((8, 16, 4, 32), torch.bfloat16)
+        results = []
+        for tile in (False, True, False):
+            torch._dynamo.reset()
+            with inductor_config.patch({**OPTIONS, "triton.tile_row_values": tile}):
+                (result,) = torch.compile(grouped_heads_first)(*inputs)
+            results.append(result)
+        self.assertTrue(torch.equal(results[0], results[1]))
+        self.assertTrue(torch.equal(results[0], results[2]))
+
+    def test_values_that_one_dimension_has(self):
+        """Without groups the tile is of rows and columns: a row has one value in it."""
+        code = self.check(heads_first, *self.inputs((8, 16, 4, 32), torch.bfloat16))
+        self.assertEqual(self.size_hints(code), {"y": 512, "x": 32})
+
+    def test_rows_of_fewer_elements(self):
+        inputs = self.inputs((8, 16, 4, 16), torch.bfloat16)
+        code = self.check(grouped_heads_first, *inputs)
+        self.assertEqual(self.size_hints(code), {"y": 32, "x": 512})
+
+    def test_another_read_along_them(self):
+        """A tensor [B, T, D, H] is contiguous where the values are."""
+
+        def f(x, value, other):
+            (y,) = grouped_heads_first(x, value)
+            return (y + other.permute(0, 3, 1, 2).repeat_interleave(2, 1),)
+
+        inputs = self.inputs((8, 16, 4, 32), torch.float32)
+        code = self.check(f, *inputs, randn(8, 16, 32, 4))
+        self.assertEqual(self.size_hints(code), {"y": 64, "x": 512})
+
+    @parametrize("tile", (False, True))
+    def test_dynamic(self, tile):
+        torch._dynamo.reset()
+        compiled = torch.compile(grouped_heads_first, fullgraph=True)
+        options = {**OPTIONS, "triton.tile_row_values": tile}
+        for tokens in (16, 24):
+            inputs = self.inputs((8, tokens, 4, 32), torch.bfloat16)
+            for tensor in inputs:
+                torch._dynamo.mark_dynamic(tensor, 1)
+            with inductor_config.patch(options):
+                (actual,), codes = run_and_get_code(compiled, *inputs)
+            (expected,) = grouped_heads_first(*inputs)
+            self.assertEqual(actual, expected)
+            self.assertEqual(actual.stride(), expected.stride())
+            for code in codes:
+                hints = ["y", "x"] if tile else ["x"]
+                self.assertEqual(list(self.size_hints(code)), hints)
+
+
 if __name__ == "__main__":
     if HAS_GPU:
         run_tests()

@@ -235,6 +235,26 @@ class RowSplitFunctionTest(ReloadTestCase):
         self.assertTrue(reload(16384))
         self.assertFalse(reload(16384, stores_rows=False))
 
+    def test_fewer_rows_before_all_of_them_twice(self):
+        gpu = device(90, 132)
+        self.assertFalse(
+            any(
+                split.reload and split.xblock > 1
+                for cost in costs()
+                for split in [row_split(cost, gpu, None)]
+            )
+        )
+        one_stream = RowCost(
+            columns=4096,
+            rnumel=4096,
+            stream_bytes=2,
+            streams=1,
+            stores_rows=True,
+            accumulators=1,
+            invariants=0,
+        )
+        self.assertFalse(row_split(one_stream, gpu, None).reload)
+
     def test_configs(self):
         """The first is the choice; autotuning changes the programs of none."""
         gpu = device(90, 132)

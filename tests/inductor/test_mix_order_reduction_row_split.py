@@ -146,6 +146,16 @@ class PersistentRowsTest(TestBase):
         costs = self.costs(f, *(randn(133, 96) for _ in range(3)))
         self.assertEqual({cost.streams for cost in costs}, {3})
 
+    def test_scattered_rows_are_stored(self):
+        # as the backward of an embedding puts the gradient of its rows
+        def f(table, rows, x):
+            gradient = x - x.mean(-1, keepdim=True)
+            return table.index_put((rows,), gradient, accumulate=True), x.sum(0)
+
+        rows = torch.arange(133, device=GPU_TYPE).flip(0)
+        costs = self.costs(f, torch.zeros(140, 96, device=GPU_TYPE), rows, randn(133, 96))
+        self.assertEqual({cost.stores_rows for cost in costs}, {True})
+
     def test_dynamic_rows(self):
         f = torch.compile(sums, fullgraph=True)
         weight = randn(4096)

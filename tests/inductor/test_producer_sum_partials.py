@@ -11,6 +11,7 @@ from torch._inductor import metrics
 from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
 from torch._inductor.mix_order_producer_sums import (
+    FUNCTION_BYTES,
     L2_BYTE,
     L2_MIB,
     LAUNCH_BYTES,
@@ -535,6 +536,16 @@ class PointwiseProducerTest(TestBase):
         args = (randn(ROWS, COLUMNS, dtype=dtype), randn(ROWS, COLUMNS, dtype=dtype))
         self.check(f, *args, partials=1, split_reductions=True)
 
+    @parametrize("dtype, fused", ((torch.float32, 1), (torch.bfloat16, 0)))
+    def test_functions_that_take_longer_than_the_memory(self, dtype, fused):
+        def f(g, x):
+            dx = torch.ops.aten.gelu_backward(g, x)
+            return dx, dx.sum(0)
+
+        args = (torch.empty(24576, 3072, dtype=dtype, device=GPU_TYPE) for _ in "gx")
+        self.generate(f, *args, split_reductions=True)
+        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+
     def test_knob(self):
         def f(g, x):
             dx = torch.ops.aten.gelu_backward(g, x)
@@ -757,6 +768,7 @@ class ModelTest(TestCase):
                 bytes_written=size,
                 bytes_added=0,
                 launches_saved=2,
+                compute_bytes=0,
                 rows=rows,
                 columns=columns,
                 dynamic=False,
@@ -803,6 +815,29 @@ class ModelTest(TestCase):
         cost = self.cost(depends=False, bytes_added=1)
         self.assertRegex(self.why_not(cost), "reads more")
         self.assertIsNone(self.why_not(self.cost(depends=False)))
+
+    def test_functions_that_take_longer_than_the_memory(self):
+        """An activation's backward of half types has less traffic to hide them behind."""
+        for stream_bytes, pays in ((8, True), (4, False)):
+            after = dataclasses.replace(
+                self.ROW, stream_bytes=stream_bytes, accumulators=1, invariants=0
+            )
+            size = 24576 * 3072
+            cost = self.cost(
+                rows=24576,
+                columns=3072,
+                bytes_saved=size * stream_bytes // 2,
+                bytes_written=size * stream_bytes // 2,
+                before=None,
+                after=dataclasses.replace(after, columns=3072, rnumel=4096),
+            )
+            self.assertIsNone(self.why_not(cost))
+            slow = 24576 * 4096 * FUNCTION_BYTES
+            cost = dataclasses.replace(cost, compute_bytes=slow)
+            self.assertEqual(self.why_not(cost) is None, pays)
+            self.assertIsNone(
+                self.why_not(dataclasses.replace(cost, before=cost.after))
+            )
 
     def test_l2(self):
         """What L2 would have served is worth less than what memory would have."""

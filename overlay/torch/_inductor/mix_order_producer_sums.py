@@ -33,7 +33,13 @@ from .mix_order_reduction import (
     splits_agree,
     why_not_partial_accumulators,
 )
-from .mix_order_row_split import row_cost, row_split, RowCost, splits_rows
+from .mix_order_row_split import (
+    row_cost,
+    row_split,
+    RowCost,
+    slow_functions,
+    splits_rows,
+)
 from .runtime.hints import DeviceProperties, ReductionHint
 from .runtime.runtime_utils import next_power_of_2
 from .utils import get_dtype_size, sympy_product
@@ -67,6 +73,9 @@ LAUNCH_BYTES = 8 * 2**20
 # Of what a kernel moves: pointwise kernels and row reductions are within 8 % of copy
 # bandwidth on an H200, mix-order kernels within 15 %.
 MIX_ORDER_LOSS = 0.07
+# Bytes of memory traffic in the time that a mix-order kernel takes to compute a slow
+# function of an element: 8.5 for tanh and 9.2 for erf in backwards of a GELU on an H200.
+FUNCTION_BYTES = 9
 
 
 def attach_producer_sums(
@@ -510,6 +519,7 @@ class ProducerSum:
     bytes_written: of these, what the producer writes, and L2 may still hold
     bytes_added: of the consumer's other reads of whole tensors
     launches_saved: kernels of the consumer that the final reduction replaces
+    compute_bytes: what would be moved while the producer computes its functions
     rows, columns: of the producer, ``[xnumel, rnumel]``
     dynamic: whether the number of rows is
     before, after: the cost of a row without the consumer and with it; before is None
@@ -521,6 +531,7 @@ class ProducerSum:
     bytes_written: int
     bytes_added: int
     launches_saved: int
+    compute_bytes: int
     rows: int
     columns: int
     dynamic: bool
@@ -563,6 +574,7 @@ class ProducerSum:
             ),
             bytes_added=size(reads - at_hand),
             launches_saved=2 if MixOrderReduction.is_split_reduction(consumer) else 1,
+            compute_bytes=rows * rblock * slow_functions(node1) * FUNCTION_BYTES,
             rows=rows,
             columns=columns,
             dynamic=not isinstance(xnumel, (int, sympy.Integer)),
@@ -626,7 +638,8 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
     lost = 2 * workspace * L2_BYTE
     streams = cost.rows * cost.columns * cost.after.stream_bytes
     if before is None:
-        lost += (streams + cost.bytes_written) * MIX_ORDER_LOSS
+        moved = streams + cost.bytes_written
+        lost += moved * MIX_ORDER_LOSS + max(0, cost.compute_bytes - moved)
     if after.reload and not (before and before.reload):
         lost += streams * L2_BYTE
     if saved <= lost:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from graft.bench import agreement, results
 from graft.bench.stats import geomean
@@ -29,7 +30,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Change:
-    """A point that both sides have. `ratio` is time of A over time of B: above 1, B is faster."""
+    """A point that both sides have. `ratio` is time of A over time of B: above 1, B is faster.
+
+    `same_code`: both were compiled to the same code, so what sets them apart is Inductor's choice
+    between configurations that are near a tie, or the clock.
+    """
 
     key: str
     case: str
@@ -37,6 +42,7 @@ class Change:
     before_us: float
     after_us: float
     ratio: float
+    same_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,13 @@ class Comparison:
     missing: tuple[str, ...]
 
     def losses(self, max_loss: float) -> list[Change]:
-        """Changes for the worse by more than `max_loss` (0.02 is 2 %), worst first."""
-        slower = [c for c in self.changes if 1 / c.ratio - 1 > max_loss]
+        """Changes of code for the worse by more than `max_loss` (0.02 is 2 %), worst first."""
+        slower = [c for c in self.changes if not c.same_code and 1 / c.ratio - 1 > max_loss]
         return sorted(slower, key=lambda change: change.ratio)
 
     def wins(self, over: float) -> list[Change]:
-        """Changes for the better by more than `over`, best first."""
-        faster = [c for c in self.changes if c.ratio - 1 > over]
+        """Changes of code for the better by more than `over`, best first."""
+        faster = [c for c in self.changes if not c.same_code and c.ratio - 1 > over]
         return sorted(faster, key=lambda change: -change.ratio)
 
     def groups(self) -> dict[str, list[Change]]:
@@ -155,6 +161,7 @@ def render(comparison: Comparison, max_loss: float, limit: int = 20) -> str:
                 lines.append(f"  {word} {share:6.1%}  {change.key}: {times}")
             if len(changes) > shown:
                 lines.append(f"  {word} and {len(changes) - shown} more")
+        lines += _same_code(comparison.changes, max_loss)
     else:
         lines.append("no point has a time in both")
     lines += [f"  fails in B  {key}: {why}" for key, why in comparison.broken]
@@ -165,6 +172,19 @@ def render(comparison: Comparison, max_loss: float, limit: int = 20) -> str:
     if before.path != after.path:
         lines += agreement.render(agreement.repeats(before.result, after.result), max_loss, limit)
     return "\n".join(lines)
+
+
+def _same_code(changes: Sequence[Change], over: float) -> list[str]:
+    """What the points that run the same code on both sides say of the measurement."""
+    same = [change for change in changes if change.same_code]
+    if not same:
+        return []
+    mean, worst, best = summary(same)
+    apart = sum(max(change.ratio, 1 / change.ratio) - 1 > over for change in same)
+    return [
+        f"  same code at {len(same)} points: {mean:.3f}, from {worst.ratio:.3f} to"
+        f" {best.ratio:.3f}; {apart} apart by more than {over:.1%}"
+    ]
 
 
 def _table(groups: Mapping[str, Sequence[Change]]) -> list[str]:
@@ -194,8 +214,8 @@ def failed(comparison: Comparison, max_loss: float) -> bool:
 def _change(
     key: str,
     row: results.Row,
-    left: Mapping[str, dict[str, float]],
-    right: Mapping[str, dict[str, float]],
+    left: Mapping[str, Any],
+    right: Mapping[str, Any],
     before: Side,
     after: Side,
 ) -> Change:
@@ -208,7 +228,8 @@ def _change(
             ratio = paired[after.label]["median"]
         elif after.label == base and before.label in paired:
             ratio = 1 / paired[before.label]["median"]
-    return Change(key, row["case"], row.get("group", ""), before_us, after_us, ratio)
+    same = left.get("code") is not None and left.get("code") == right.get("code")
+    return Change(key, row["case"], row.get("group", ""), before_us, after_us, ratio, same)
 
 
 def _gpus(side: Side) -> str:

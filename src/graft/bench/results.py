@@ -10,8 +10,8 @@ A result file is one JSON object, a row a line:
 - `rows`: case, group, shape, dtype, gpu, `bytes` that must move, `limit_us` (bytes over the copy
   bandwidth), `times` by label, `speedup` by label over the first contender (spread over rounds);
 - a time: `us` (median, q1, q3, n), `sol` (limit over median), `kernels`, `memops`, `mix_order`,
-  `generated_kernels`, `compile_s`, `peak_bytes`, `outputs` (errors), for a training step
-  `triton_us` and `rest_us`; or `error` {kind, message}; or `absent`.
+  `generated_kernels`, `code` (a hash of what was compiled), `compile_s`, `peak_bytes`, `outputs`
+  (errors), for a training step `triton_us` and `rest_us`; or `error` {kind, message}; or `absent`.
 - `complete`: whether every point asked for has its row.
 """
 

@@ -505,6 +505,10 @@ def run(
     stop = threading.Event()
     lanes: list[Lane] = []
     blamed: set[str] = set()  # points after which a GPU was lost
+    # A kernel's fault can take every process of its GPU with it. So a point at which something
+    # crashed beside others is measured once more, alone, when nothing else is left to do.
+    suspects: list[Point] = []
+    tried: set[str] = set()  # of these, what was
 
     def serve(lane: Lane) -> None:
         nonlocal left
@@ -519,7 +523,10 @@ def run(
                     with lock:
                         if not left:
                             return
-                    continue  # another lane may yet fail and give its point back
+                        if left > len(suspects):
+                            continue  # another lane may yet fail and give its point back
+                        point = suspects.pop()
+                        tried.add(point.key)
                 lost: LaneLost | None = None
                 try:
                     row = lane.measure(point)
@@ -537,6 +544,8 @@ def run(
                     if lost and others and point.key not in blamed:
                         blamed.add(point.key)
                         work.put(point)
+                    elif _crashed(row) and len(lanes) > 1 and point.key not in tried:
+                        suspects.append(point)
                     else:
                         journal.append(row)
                         left -= 1
@@ -590,6 +599,11 @@ def run(
             f"no GPU is left, and {left} of {len(todo)} points are not measured ({said})",
             next="the same command, which goes on where this one ended",
         )
+
+
+def _crashed(row: Row) -> bool:
+    """Whether a contender's worker crashed at the point."""
+    return any(time.get("error", {}).get("kind") == "crash" for time in row["times"].values())
 
 
 def use(lanes: Sequence[Lane], seconds: float) -> list[str]:

@@ -30,7 +30,7 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import metrics
 
-from graft.bench import corpus, gate, peers
+from graft.bench import code, corpus, gate, peers
 from graft.bench.autograd import Backward
 from graft.bench.clock import Clock, Replay
 from graft.bench.gpu_lock import GpuLock
@@ -219,11 +219,11 @@ class Worker:
         metrics.reset()
         torch.cuda.empty_cache()  # what the reference needed: who has the GPU next needs it too
         gate.poison([*eager, *gate.tensors(inputs)])
-        with _compiling(self.gpu) as took:
+        with _compiling(self.gpu) as took, code.collected() as sources:
             run = self._callable(case, inputs)
             outs = gate.tensors(run())
             torch.cuda.synchronize()
-        facts = self._facts(took())
+        facts = self._facts(took(), sources)
 
         layout = self.impl == "compile" and not isinstance(case.fn, Backward)
         checks = gate.check_all(outs, refs, eager, layout)
@@ -274,10 +274,11 @@ class Worker:
         fn = compiled(case.fn)
         return lambda: fn(*inputs)
 
-    def _facts(self, compile_s: float) -> Message:
+    def _facts(self, compile_s: float, sources: Sequence[str]) -> Message:
         if self.impl != "compile":
             return {}
         return {
+            "code": code.digest(sources),
             "compile_s": round(compile_s, 3),
             "generated_kernels": metrics.generated_kernel_count,
             "mix_order": metrics.codegen_mix_order_reduction,
@@ -324,10 +325,10 @@ class Worker:
         forward = loss_of
         if self.impl == "compile":
             forward = torch.compile(loss_of, dynamic=False)
-        with _compiling(self.gpu) as took:
+        with _compiling(self.gpu) as took, code.collected() as sources:
             outs = results(step(forward))
             torch.cuda.synchronize()
-        facts = self._facts(took())
+        facts = self._facts(took(), sources)
         if outs.keys() != refs.keys():
             raise CaseError("wrong", f"gradients of {sorted(outs.keys() ^ refs.keys())} differ")
         checks = [

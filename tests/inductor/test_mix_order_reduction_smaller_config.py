@@ -1,0 +1,117 @@
+# Owner(s): ["module: inductor"]
+
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
+
+from torch._inductor.choices import InductorChoices
+from torch._inductor.runtime.triton_compat import Config, OutOfResources
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.virtualized import V
+from torch.testing._internal.inductor_utils import HAS_GPU
+
+
+try:
+    from .test_mix_order_reduction_utils import (
+        MixOrderTestCase,
+        rms_norm_args,
+        rms_norm_backward,
+    )
+except ImportError:
+    from test_mix_order_reduction_utils import (
+        MixOrderTestCase,
+        rms_norm_args,
+        rms_norm_backward,
+    )
+
+
+class Result:
+    """A compiled kernel that is loaded if its configuration fits."""
+
+    def __init__(self, config, fits):
+        self.config = config
+        self.fits = fits
+
+    def make_launcher(self):
+        if not self.fits(self.config.kwargs):
+            raise OutOfResources(300 * 1024, 227 * 1024, "shared memory")
+        return self.config
+
+
+class LaunchersTest(TestCase):
+    """A kernel is compiled again, smaller, when it does not fit."""
+
+    def launcher(self, fits, row_split=True, **kwargs):
+        """The configuration that is launched, and all that were compiled, in order."""
+        compiled = []
+
+        def compiles(config):
+            compiled.append((config.kwargs["XBLOCK"], config.kwargs["NUM_STAGES"]))
+            return Result(config, fits)
+
+        autotuner = MagicMock(
+            spec=CachingAutotuner,
+            launchers=[],
+            inductor_meta={"row_split": {}} if row_split else {},
+            triton_meta={"device": 0},
+            fn=SimpleNamespace(fn=None),
+            _precompile_config=compiles,
+            _reload_kernel=lambda: SimpleNamespace(fn=SimpleNamespace(fn=compiles)),
+        )
+        autotuner._make_launchers = lambda: CachingAutotuner._make_launchers(autotuner)
+        autotuner.compile_results = [compiles(Config(kwargs, num_warps=8))]
+        with patch(
+            "torch._dynamo.device_interface.DeviceGuard",
+            lambda *args: contextlib.nullcontext(),
+        ):
+            autotuner._make_launchers()
+        (launched,) = autotuner.launchers
+        self.assertEqual(launched.num_warps, 8)
+        return launched.kwargs, compiled
+
+    def test_fits(self):
+        _, compiled = self.launcher(lambda kwargs: True, XBLOCK=2, NUM_STAGES=3)
+        self.assertEqual(compiled, [(2, 3)])
+
+    def test_a_stage_less(self):
+        kwargs, compiled = self.launcher(
+            lambda kwargs: kwargs["NUM_STAGES"] < 3, XBLOCK=2, NUM_STAGES=4
+        )
+        self.assertEqual(compiled, [(2, 4), (2, 3), (2, 2)])
+        self.assertEqual(kwargs, {"XBLOCK": 2, "NUM_STAGES": 2})
+
+    def test_fewer_rows(self):
+        kwargs, compiled = self.launcher(
+            lambda kwargs: kwargs["XBLOCK"] == 1, XBLOCK=4, NUM_STAGES=2
+        )
+        self.assertEqual(compiled, [(4, 2), (4, 1), (2, 1), (1, 1)])
+
+    def test_nothing_fits(self):
+        with self.assertRaisesRegex(RuntimeError, "shared memory"):
+            self.launcher(lambda kwargs: False, XBLOCK=2, NUM_STAGES=2)
+
+    def test_other_kernels(self):
+        with self.assertRaisesRegex(RuntimeError, "shared memory"):
+            self.launcher(lambda kwargs: False, False, XBLOCK=2, NUM_STAGES=2)
+
+
+class Stages(InductorChoices):
+    """A model that takes shared memory to be without end."""
+
+    @staticmethod
+    def mix_order_row_split(*args):
+        split = InductorChoices.mix_order_row_split(*args)
+        return dataclasses.replace(split, xblock=2, num_stages=16)
+
+
+class KernelTest(MixOrderTestCase):
+    def test_too_many_stages(self):
+        with V.set_choices_handler(Stages()):
+            self.check(rms_norm_backward, *rms_norm_args(1030, 4096))
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()
