@@ -5,7 +5,7 @@ import unittest
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor.persistent_reduction import Loops, why_looped
+from torch._inductor.persistent_reduction import Loops, num_warps, why_looped
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.common_utils import (
@@ -59,6 +59,14 @@ class LongRowsTest(TestCase):
         ulp = torch.finfo(dtype).eps * expect.norm()
         eager_error = (eager.double() - expect).norm()
         self.assertLessEqual(error, max(2 * eager_error, 2 * ulp))
+        return "\n".join(code)
+
+    @parametrize("columns, warps", ((1536, 2), (2048, 2), (3200, 4), (8192, 8)))
+    def test_warps(self, columns, warps):
+        code = self.check(softmax, (3, columns), PERSISTENT, dtype=torch.bfloat16)
+        self.assertIn(f"'num_warps': {warps}", code)
+        code = self.check(softmax, (3, columns), LOOPED, **STOCK)
+        self.assertNotIn("'num_warps'", code)
 
     @parametrize("columns", (1536, 3200, 4096))
     def test_softmax(self, columns):
@@ -76,6 +84,7 @@ class LongRowsTest(TestCase):
 
     def test_short_rows_as_ever(self):
         self.check(rms_norm, (3, 1024), PERSISTENT, **STOCK)
+        self.assertNotIn("'num_warps'", self.check(rms_norm, (3, 1024), PERSISTENT))
 
     def test_one_loop(self):
         self.check(lambda x: x.sum(-1), (3, 4096), LOOPED)
@@ -105,6 +114,17 @@ class PolicyTest(TestCase):
         self.assertIsNone(self.why(rnumel=4096, streams=4))
         self.assertIn("registers", self.why(rnumel=4096, streams=5))
         self.assertIn("registers", self.why(rnumel=8192, streams=2))
+
+    def test_warps(self):
+        """As few as hold the row, with 32 columns a thread."""
+
+        def warps(rnumel, streams=1):
+            return num_warps(Loops(rnumel, streams, 2, False))
+
+        self.assertEqual([warps(n) for n in (1536, 2048, 4096, 8192)], [2, 2, 4, 8])
+        self.assertEqual([warps(2048, n) for n in (2, 5)], [4, 8])
+        self.assertIsNone(warps(8192, 2))
+        self.assertIsNone(warps(16384))
 
     def test_one_loop(self):
         self.assertIn("one loop", self.why(loops=1))

@@ -832,7 +832,7 @@ class ModelTest(TestCase):
                 after=dataclasses.replace(after, columns=3072, rnumel=4096),
             )
             self.assertIsNone(self.why_not(cost))
-            slow = 24576 * 4096 * FUNCTION_BYTES
+            slow = 24576 * 4096 * FUNCTION_BYTES["erf"]
             cost = dataclasses.replace(cost, compute_bytes=slow)
             self.assertEqual(self.why_not(cost) is None, pays)
             self.assertIsNone(

@@ -33,13 +33,7 @@ from .mix_order_reduction import (
     splits_agree,
     why_not_partial_accumulators,
 )
-from .mix_order_row_split import (
-    row_cost,
-    row_split,
-    RowCost,
-    slow_functions,
-    splits_rows,
-)
+from .mix_order_row_split import row_cost, row_split, RowCost, splits_rows
 from .runtime.hints import DeviceProperties, ReductionHint
 from .runtime.runtime_utils import next_power_of_2
 from .utils import get_dtype_size, sympy_product
@@ -73,9 +67,9 @@ LAUNCH_BYTES = 8 * 2**20
 # Of what a kernel moves: pointwise kernels and row reductions are within 8 % of copy
 # bandwidth on an H200, mix-order kernels within 15 %.
 MIX_ORDER_LOSS = 0.07
-# Bytes of memory traffic in the time that a mix-order kernel takes to compute a slow
-# function of an element: 8.5 for tanh and 9.2 for erf in backwards of a GELU on an H200.
-FUNCTION_BYTES = 9
+# Bytes of memory traffic in the time that a mix-order kernel takes to compute a function
+# of an element, with what is around it in the backward of a GELU, on an H200.
+FUNCTION_BYTES = {"erf": 10, "tanh": 9}
 
 
 def attach_producer_sums(
@@ -574,7 +568,7 @@ class ProducerSum:
             ),
             bytes_added=size(reads - at_hand),
             launches_saved=2 if MixOrderReduction.is_split_reduction(consumer) else 1,
-            compute_bytes=rows * rblock * slow_functions(node1) * FUNCTION_BYTES,
+            compute_bytes=rows * rblock * function_bytes(node1),
             rows=rows,
             columns=columns,
             dynamic=not isinstance(xnumel, (int, sympy.Integer)),
@@ -589,6 +583,15 @@ class ProducerSum:
                 node1.get_nodes(), other.get_nodes(), xnumel, rnumel, rblock
             ),
         )
+
+
+def function_bytes(node: BaseSchedulerNode) -> int:
+    """`FUNCTION_BYTES` of what ``node`` computes of an element."""
+    return sum(
+        FUNCTION_BYTES.get(name, 0) * count
+        for snode in node.get_nodes()
+        for name, count in snode._body.op_counts.items()  # type: ignore[attr-defined]
+    )
 
 
 def whole_accesses(

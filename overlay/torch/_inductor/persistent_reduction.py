@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from .codegen.simd_kernel_features import SIMDKernelFeatures
 
 
-# Threads that the runtime gives a persistent inner reduction of 1024 to 8192 columns
-# and one row.
-THREADS = 256
-# Registers of a thread: with these, an SM of 65536 holds two such programs.
+# Warps of a program, which has one row.
+NUM_WARPS = (2, 4, 8)
+# Columns of a row that a thread has at most: more would wait for one another, and with
+# fewer the warps wait at barriers for what they do in no time.
+COLUMNS_PER_THREAD = 32
+# Registers of a thread: with these, an SM of 65536 holds 16 warps.
 MAX_REGISTERS_PER_THREAD = 128
 # for addresses, masks and temporaries
 OTHER_REGISTERS = 28
@@ -76,8 +78,20 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     padded = next_power_of_2(row.rnumel)
     if padded > row.rnumel * (1 + MAX_PADDING):
         return f"{row.rnumel} columns are padded to {padded}"
+    if num_warps(row) is None:
+        return f"{row.streams + COMPUTED_TILES} tiles take too many registers"
+    return None
+
+
+def num_warps(row: Loops) -> Optional[int]:
+    """The fewest warps that hold the row at once; None when it is too long for any."""
     tiles = row.streams + COMPUTED_TILES
-    registers = tiles * ceildiv(padded, THREADS) + OTHER_REGISTERS
-    if registers > MAX_REGISTERS_PER_THREAD:
-        return f"{tiles} tiles take {registers} registers a thread"
+    padded = next_power_of_2(row.rnumel)
+    for warps in NUM_WARPS:
+        columns = ceildiv(padded, warps * 32)
+        if (
+            columns <= COLUMNS_PER_THREAD
+            and tiles * columns + OTHER_REGISTERS <= MAX_REGISTERS_PER_THREAD
+        ):
+            return warps
     return None
