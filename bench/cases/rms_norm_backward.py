@@ -8,9 +8,7 @@ from graft.cases import Case, numel
 
 def rms_norm_backward(x, dy, weight, rstd):
     """dx `[xnumel, rnumel]` and dweight `[rnumel]` of RMSNorm; `rstd` `[xnumel, 1]` in fp32."""
-    return torch.ops.aten._fused_rms_norm_backward(
-        dy, x, [x.shape[-1]], rstd, weight, [True, True]
-    )
+    return torch.ops.aten._fused_rms_norm_backward(dy, x, [x.shape[-1]], rstd, weight, [True, True])
 
 
 def inputs(shape, dtype, device):
