@@ -1,7 +1,8 @@
 """The project's tests, each folder of them in a process of its own.
 
 ``tests/inductor`` may describe a GPU to torch before anything else imports it, and
-``tests/graft`` must not see that. Needs pytest; runs two at a time where pytest-xdist is there.
+``tests/graft`` must not see that. Needs pytest; where pytest-xdist is there, runs as many at a time
+as there are cores, two to four.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def commands(which: str, args: Sequence[str], root: Path, parallel: bool) -> lis
     paths = [each for each in args if (root / each.partition("::")[0]).exists()]
     options = [each for each in args if each not in paths]
     if parallel and which == "cpu":
-        options = ["-n", "2", "--dist", "loadfile", *options]
+        processes = max(2, min(4, len(os.sched_getaffinity(0))))
+        options = ["-n", str(processes), "--dist", "loadfile", *options]
     if not paths:
         return [[*options, suite] for suite in SUITES[which]]
     inductor = [each for each in paths if "inductor" in Path(each.partition("::")[0]).parts]
