@@ -1,10 +1,7 @@
 # Owner(s): ["module: inductor"]
 
-import unittest
-
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import metrics
 from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
@@ -15,29 +12,32 @@ from torch.testing._internal.common_utils import (
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
+try:
+    from .test_mix_order_reduction_utils import (
+        FUSE_ALL,
+        MixOrderTestCase,
+        nvidia_only,
+        randn,
+    )
+except ImportError:
+    from test_mix_order_reduction_utils import (
+        FUSE_ALL,
+        MixOrderTestCase,
+        nvidia_only,
+        randn,
+    )
+
 
 FUSE = {
-    "triton.mix_order_reduction": True,
-    "triton.mix_order_reduction_non_strict_mode": True,
-    "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_autotune_split_size": False,
-    "triton.mix_order_reduction_split_size": None,
-    "triton.mix_order_reduction_persistent_row_split": True,
+    **FUSE_ALL,
     "triton.mix_order_reduction_extrema": True,
-    "split_reductions": False,
     # so that all inputs are loaded in the kernel
     "realize_reads_threshold": 100,
     "realize_acc_reads_threshold": 100,
     "realize_opcount_threshold": 100,
-    "deterministic": False,
-    "max_autotune": False,
-    "coordinate_descent_tuning": False,
 }
 TILE = "accum0 = tl.full([XBLOCK, R0_BLOCK]"
 ROW = "accum0 = tl.full([R0_BLOCK]"
-nvidia_only = unittest.skipIf(
-    GPU_TYPE != "cuda" or torch.version.hip is not None, "not an NVIDIA GPU"
-)
 
 
 def residual_backward(x, dy, *residuals):
@@ -62,73 +62,56 @@ def product(x, *others):
     return y * y.sum(-1, keepdim=True), y.prod(0)
 
 
-def randn(rows, columns, count, dtype=torch.float32):
-    return [
-        torch.randn(rows, columns, device=GPU_TYPE).to(dtype) for _ in range(count)
-    ]
+def tensors(count, *shape, dtype=torch.float32):
+    return [randn(*shape, dtype=dtype) for _ in range(count)]
 
 
 @nvidia_only
 @instantiate_parametrized_tests
-class AccumulateTilesTest(TestCase):
+class AccumulateTilesTest(MixOrderTestCase):
     """Partial accumulators where the rows of a tile are in several warps."""
 
-    def compiled(self, f, args):
-        """What ``f`` returns, and the source of its one mix-order kernel."""
-        metrics.reset()
-        torch._dynamo.reset()
-        with inductor_config.patch(FUSE):
-            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
-        kernels = "\n".join(code).split("async_compile.triton(")
-        (kernel,) = (each for each in kernels if "'row_split'" in each)
-        return actual, kernel
+    fuse = FUSE
 
     def check(self, f, args, accumulator, reduction="tl.sum"):
-        actual, kernel = self.compiled(f, args)
-        self.assertIn(accumulator, kernel)
-        _, _, loop = kernel.partition("in tl.range(0, split_size")
+        before, loop = self.kernel(super().check(f, *args))
+        self.assertIn(accumulator, before)
         after = f"accum0 = {reduction}(accum0, 0)[None, :]"
         self.assertEqual(after in loop, accumulator == TILE)
-        expect = f(*(t.double() for t in args))
-        eager = f(*args)
-        for act, ref, eag in zip(actual, expect, eager):
-            self.assertEqual((act.shape, act.stride()), (eag.shape, eag.stride()))
-            self.assertEqual(act.dtype, eag.dtype)
-            error = (act.double() - ref).norm()
-            eager_error = (eag.double() - ref).norm()
-            ulp = torch.finfo(act.dtype).eps * ref.norm()
-            self.assertLessEqual(error, max(1.1 * eager_error, 2 * ulp))
 
     # of 8 rows: a tile and a bit, two, and more
     @parametrize("rows", (9, 16, 133))
     def test_rows_in_several_warps(self, rows):
-        self.check(residual_backward, randn(rows, 128, 10), TILE)
+        self.check(residual_backward, tensors(10, rows, 128), TILE)
 
     def test_half_types(self):
-        self.check(residual_backward, randn(133, 128, 10, torch.bfloat16), TILE)
+        args = tensors(10, 133, 128, dtype=torch.bfloat16)
+        self.check(residual_backward, args, TILE)
 
     def test_extrema(self):
-        self.check(extrema, randn(133, 128, 10), TILE, "triton_helpers.max2")
+        self.check(extrema, tensors(10, 133, 128), TILE, "triton_helpers.max2")
 
     def test_extrema_propagate_nan(self):
-        args = randn(133, 128, 10)
+        args = tensors(10, 133, 128)
         args[3][77, 5] = float("nan")
-        (_, largest, smallest), _ = self.compiled(extrema, args)
+        with inductor_config.patch(FUSE):
+            compiled = torch.compile(extrema, fullgraph=True)
+            (_, largest, smallest), (code,) = run_and_get_code(compiled, *args)
+        self.assertIn(TILE, code)
         for actual in (largest, smallest):
             self.assertEqual(actual.isnan().nonzero().tolist(), [[5]])
 
     def test_product(self):
-        self.check(product, randn(9, 128, 10), TILE, "triton_helpers.prod")
+        self.check(product, tensors(10, 9, 128), TILE, "triton_helpers.prod")
 
     def test_a_row_for_all_warps(self):
-        self.check(residual_backward, randn(133, 2048, 2), ROW)
+        self.check(residual_backward, tensors(2, 133, 2048), ROW)
 
     def test_one_warp(self):
-        self.check(residual_backward, randn(133, 64, 2), ROW)
+        self.check(residual_backward, tensors(2, 133, 64), ROW)
 
     def test_repeats(self):
-        args = randn(133, 128, 10)
+        args = tensors(10, 133, 128)
         with inductor_config.patch(FUSE):
             compiled = torch.compile(residual_backward, fullgraph=True)
             first, code = run_and_get_code(compiled, *args)

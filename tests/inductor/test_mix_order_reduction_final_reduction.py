@@ -1,15 +1,9 @@
 # Owner(s): ["module: inductor"]
 
-import contextlib
-import re
-import unittest
-
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
 from torch._inductor.choices import InductorChoices
-from torch._inductor.exc import InductorError
-from torch._inductor.graph import GraphLowering
 from torch._inductor.test_case import run_tests
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -21,30 +15,23 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 try:
     from .test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
         randn,
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
         randn,
     )
 
 
 SPLIT_SIZE = "triton.mix_order_reduction_split_size"
-FUSE = {
-    **FUSE_WHATEVER,
-    "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_autotune_split_size": False,
-    SPLIT_SIZE: None,
-    "split_reductions": False,
-}
 
 
 class TestBase(MixOrderTestCase):
-    fuse = FUSE
+    fuse = FUSE_ALL
 
     def check(self, f, *args, kernels=2, **options):
         """
@@ -56,39 +43,11 @@ class TestBase(MixOrderTestCase):
         self.assertNotRegex(code, r"\.\w+\(dim=0")
         return code
 
-    def generate(self, f, *args, **options):
-        """The code for ``f``, which is not run."""
-
-        class Generated(Exception):
-            pass
-
-        codes = []
-
-        def save(code):
-            codes.append(code)
-            raise Generated
-
-        with (
-            inductor_config.patch({**FUSE, **options}),
-            unittest.mock.patch.object(GraphLowering, "save_output_code", save),
-            contextlib.suppress(Generated, InductorError),
-        ):
-            torch.compile(f, fullgraph=True)(*args)
-        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
-        return codes[0]
-
-    def calls(self, code):
-        """The kernels in the order of their calls."""
-        return re.findall(r"(triton_\w+)\.run\((?!\*args)", code)
-
-    def source(self, code, name):
-        return code.partition(f"def {name}(")[2].partition("''', device")[0]
-
     def final(self, code):
         """The kernel that reads the workspace."""
-        readers = re.findall(r"(triton_\w+)\.run\((?!\*args).*\bworkspace_0\b", code)
-        self.assertEqual(len(readers), 2, "the writer and the reader of the workspace")
-        return self.source(code, readers[1])
+        users = self.calls(code, "workspace_0")
+        self.assertEqual(len(users), 2, "the writer and the reader of the workspace")
+        return self.source(code, users[1])
 
 
 @instantiate_parametrized_tests
@@ -214,7 +173,7 @@ class OneKernelTest(TestBase):
 
         compiled = torch.compile(f, fullgraph=True)
         with (
-            inductor_config.patch({**FUSE, SPLIT_SIZE: split_size}),
+            inductor_config.patch({**self.fuse, SPLIT_SIZE: split_size}),
             torch._dynamo.config.patch(error_on_recompile=True),
             torch.fx.experimental._config.patch(backed_size_oblivious=True),
         ):
@@ -400,7 +359,7 @@ class EpilogueTest(TestBase):
 
         x, grad = randn(1030, 96), randn(96)
         expect, actual = grad.clone(), grad.clone()
-        with inductor_config.patch({**FUSE, "split_reductions": split_reductions}):
+        with inductor_config.patch({**self.fuse, "split_reductions": split_reductions}):
             result, (code,) = run_and_get_code(torch.compile(f), x, actual)
         self.assertEqual(metrics.codegen_mix_order_reduction, 1)
         self.assertNotIn(".sum(dim=0", code)
@@ -418,7 +377,7 @@ class EpilogueTest(TestBase):
 
         x, grad, y = randn(1030, 96), randn(96), randn(7, 33)
         expect, actual = grad.clone(), grad.clone()
-        with inductor_config.patch({**FUSE, "split_reductions": True}):
+        with inductor_config.patch({**self.fuse, "split_reductions": True}):
             result, (code,) = run_and_get_code(torch.compile(f), x, actual, y)
         self.assertEqual(metrics.codegen_mix_order_reduction, 1)
         self.assertNotIn(".sum(dim=0", code)
@@ -493,6 +452,7 @@ class OptionsTest(TestBase):
             split_reductions=split_reductions,
             **{"triton.enable_pdl": True},
         )
+        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
         final = self.final(code)
         wait, load = final.index("gdc_wait()"), final.index("tl.load(in_ptr0")
         self.assertLess(wait, load)

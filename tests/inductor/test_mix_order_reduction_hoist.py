@@ -1,6 +1,5 @@
 # Owner(s): ["module: inductor"]
 
-
 import torch
 from torch._inductor.test_case import run_tests
 from torch.testing._internal.common_utils import (
@@ -11,7 +10,7 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 try:
     from .test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
         randn,
         rms_norm_args,
@@ -19,25 +18,12 @@ try:
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
         randn,
         rms_norm_args,
         rms_norm_backward,
     )
-
-
-FUSE = {
-    **FUSE_WHATEVER,
-    "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_autotune_split_size": False,
-    # few rows are split, which is another patch's business
-    "split_reductions": False,
-}
-
-
-class TestBase(MixOrderTestCase):
-    fuse = FUSE
 
 
 def sums(x, weight):
@@ -46,8 +32,10 @@ def sums(x, weight):
 
 
 @instantiate_parametrized_tests
-class RowInvariantTest(TestBase):
+class RowInvariantTest(MixOrderTestCase):
     """What every row reads is loaded once, before the loop over rows."""
+
+    fuse = FUSE_ALL
 
     def test_weight(self):
         code = self.check(rms_norm_backward, *rms_norm_args(133, 96))

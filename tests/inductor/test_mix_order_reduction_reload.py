@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import re
-import unittest
 
 import torch
 import torch._inductor.config as inductor_config
@@ -27,40 +26,22 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 try:
     from .test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
+        nvidia_only,
         randn,
         rms_norm_args,
         rms_norm_backward,
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
+        nvidia_only,
         randn,
         rms_norm_args,
         rms_norm_backward,
     )
-
-
-PERSISTENT = "triton.mix_order_reduction_persistent_row_split"
-SPLIT_SIZE = "triton.mix_order_reduction_split_size"
-FUSE = {
-    **FUSE_WHATEVER,
-    "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_autotune_split_size": False,
-    SPLIT_SIZE: None,
-    PERSISTENT: True,
-    # few rows are split, which is another patch's business
-    "split_reductions": False,
-}
-nvidia_only = unittest.skipIf(
-    GPU_TYPE != "cuda" or torch.version.hip is not None, "not an NVIDIA GPU"
-)
-
-
-class TestBase(MixOrderTestCase):
-    fuse = FUSE
 
 
 REGISTERS_PER_SM = 65536
@@ -289,9 +270,11 @@ class ReloadWithoutHoisting(InductorChoices):
 
 @nvidia_only
 @instantiate_parametrized_tests
-class ReloadTest(ReloadTestCase, TestBase):
+class ReloadTest(ReloadTestCase, MixOrderTestCase):
     """Where a row does not fit in registers, it is loaded again once its reductions
     are known."""
+
+    fuse = FUSE_ALL
 
     def reload(self, f, *args, choices=Reload, **options):
         with V.set_choices_handler(choices()):
@@ -369,7 +352,7 @@ class ReloadTest(ReloadTestCase, TestBase):
         args = randn(133, 96), randn(133, 96)
         expect_args, actual_args = ([t.clone() for t in args] for _ in range(2))
         with (
-            inductor_config.patch({**FUSE, "fx_graph_cache": False}),
+            inductor_config.patch({**self.fuse, "fx_graph_cache": False}),
             V.set_choices_handler(Reload()),
         ):
             actual, (code,) = run_and_get_code(torch.compile(f), *actual_args)
@@ -413,7 +396,7 @@ class ReloadTest(ReloadTestCase, TestBase):
 
         x = torch.rand(133, 96, device=GPU_TYPE) + 1
         with (
-            inductor_config.patch({**FUSE, "fx_graph_cache": False}),
+            inductor_config.patch({**self.fuse, "fx_graph_cache": False}),
             V.set_choices_handler(Reload()),
         ):
             (z, s, _), (code,) = run_and_get_code(torch.compile(f), x)

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import unittest
 
 import torch
 import torch._inductor.config as inductor_config
@@ -20,16 +19,18 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 try:
     from .test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
+        nvidia_only,
         randn,
         rms_norm_args,
         rms_norm_backward,
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
+        nvidia_only,
         randn,
         rms_norm_args,
         rms_norm_backward,
@@ -38,28 +39,6 @@ except ImportError:
 
 PERSISTENT = "triton.mix_order_reduction_persistent_row_split"
 SPLIT_SIZE = "triton.mix_order_reduction_split_size"
-FUSE = {
-    **FUSE_WHATEVER,
-    "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_autotune_split_size": False,
-    SPLIT_SIZE: None,
-    PERSISTENT: True,
-    # few rows are split, which is another patch's business
-    "split_reductions": False,
-}
-nvidia_only = unittest.skipIf(
-    GPU_TYPE != "cuda" or torch.version.hip is not None, "not an NVIDIA GPU"
-)
-
-
-class TestBase(MixOrderTestCase):
-    fuse = FUSE
-
-    def meta(self, code):
-        """What the kernel carries of its row split."""
-        match = re.search(r"'row_split': (\{.*?\})", self.kernel(code)[0])
-        self.assertIsNotNone(match, "the kernel has no row split")
-        return ast.literal_eval(match[1])
 
 
 def sums(x, weight):
@@ -69,8 +48,16 @@ def sums(x, weight):
 
 @nvidia_only
 @instantiate_parametrized_tests
-class PersistentRowsTest(TestBase):
+class PersistentRowsTest(MixOrderTestCase):
     """A fixed number of programs, each with one run of rows."""
+
+    fuse = FUSE_ALL
+
+    def meta(self, code):
+        """What the kernel carries of its row split."""
+        match = re.search(r"'row_split': (\{.*?\})", self.kernel(code)[0])
+        self.assertIsNotNone(match, "the kernel has no row split")
+        return ast.literal_eval(match[1])
 
     # of 8 rows: a tile and a bit, 2, 2 and a bit, and more
     @parametrize("rows", (9, 16, 17, 133, 1031))
@@ -160,7 +147,7 @@ class PersistentRowsTest(TestBase):
         f = torch.compile(sums, fullgraph=True)
         weight = randn(4096)
         with (
-            inductor_config.patch(FUSE),
+            inductor_config.patch(self.fuse),
             torch._dynamo.config.patch(error_on_recompile=True),
             torch.fx.experimental._config.patch(backed_size_oblivious=True),
         ):

@@ -1,10 +1,17 @@
 # Owner(s): ["module: inductor"]
 """What the tests of mix-order reduction share."""
 
+import re
+import unittest
+from unittest import mock
+
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.codegen.cpp_wrapper_gpu import DeferredTritonCallWrapper
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.exc import InductorError
+from torch._inductor.graph import GraphLowering
 from torch._inductor.test_case import TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.inductor_utils import GPU_TYPE
@@ -19,6 +26,26 @@ FUSE = {
     "max_autotune": False,
     "coordinate_descent_tuning": False,
 }
+# However much a kernel reads, and by no measurement. Reductions that are split in two
+# layers are another patch's business.
+FUSE_ALL = {
+    **FUSE,
+    "triton.mix_order_reduction_max_reads": 0,
+    "triton.mix_order_reduction_persistent_row_split": True,
+    "triton.mix_order_reduction_split_size": None,
+    "triton.mix_order_reduction_autotune_split_size": False,
+    "split_reductions": False,
+}
+CPP_WRAPPER = {
+    "cpp_wrapper": True,
+    "triton.autotune_at_compile_time": True,
+    # neither of which is worth its time in a test
+    "cpp.vec_isa_ok": True,
+    "cpp_cache_precompile_headers": False,
+}
+nvidia_only = unittest.skipIf(
+    GPU_TYPE != "cuda" or torch.version.hip is not None, "not an NVIDIA GPU"
+)
 
 
 def randn(*shape, dtype=torch.float32):
@@ -37,19 +64,25 @@ def rms_norm_args(rows, columns, dtype=torch.float32):
     return x, randn(columns, dtype=dtype), dy, torch.rand(rows, 1, device=GPU_TYPE)
 
 
+class Generated(Exception):
+    """Raised with the code that was generated, instead of running it."""
+
+
 class MixOrderTestCase(TestCase):
     fuse = FUSE
+    ulps = 2
 
     def setUp(self):
         super().setUp()
         metrics.reset()
 
-    def compare(self, f, actual, args, ulps=2):
+    def compare(self, f, actual, args, ulps=None):
         """
         ``actual`` is what eager returns for ``f(*args)`` in shape, stride and dtype,
         and no further from eager in float64 than eager is in the same dtype, or
-        ``ulps``.
+        ``ulps``, which are the class's where they are not given.
         """
+        ulps = self.ulps if ulps is None else ulps
         reference = f(
             *tree_map_only(
                 torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, args
@@ -69,7 +102,7 @@ class MixOrderTestCase(TestCase):
             ulp = torch.finfo(act.dtype).eps * ref.double().norm()
             self.assertLessEqual(error, max(1.1 * eager_error, ulps * ulp))
 
-    def check(self, f, *args, fused=1, ulps=2, **options):
+    def check(self, f, *args, fused=1, ulps=None, **options):
         """
         Compile ``f``, expect ``fused`` mix-order kernels and what eager returns.
         Returns the generated code.
@@ -82,6 +115,52 @@ class MixOrderTestCase(TestCase):
         self.assertEqual(metrics.codegen_mix_order_reduction, fused)
         self.compare(f, actual, args, ulps)
         return "\n".join(code)
+
+    def generate(self, f, *args, **options):
+        """The code for ``f``, which is not run."""
+
+        def save(code):
+            raise Generated(code)
+
+        with mock.patch.object(GraphLowering, "save_output_code", save):
+            return self.generated(f, args, options)
+
+    def generate_cpp(self, f, *args, aot=False, **options):
+        """The C++ wrapper for ``f``, which is neither built nor run."""
+
+        def codegen(graph):
+            with (
+                mock.patch.object(
+                    PythonWrapperCodegen, "generate_and_run_autotune_block"
+                ),
+                mock.patch.object(DeferredTritonCallWrapper, "generate"),
+                mock.patch.object(graph, "aot_mode", aot),
+            ):
+                wrapper, _ = graph.codegen()
+            raise Generated(wrapper.value)
+
+        with mock.patch.object(GraphLowering, "codegen_with_cpp_wrapper", codegen):
+            return self.generated(f, args, {**CPP_WRAPPER, **options})
+
+    def generated(self, f, args, options):
+        """What `Generated` is raised with when ``f`` is compiled."""
+        with (
+            inductor_config.patch({**self.fuse, **options}),
+            self.assertRaises(InductorError) as raised,
+        ):
+            torch.compile(f, fullgraph=True)(*args)
+        error = raised.exception.inner_exception
+        self.assertIsInstance(error, Generated)
+        (code,) = error.args
+        return code
+
+    def calls(self, code, buffer=r"\w+"):
+        """The kernels, of those that use ``buffer``, in the order of their calls."""
+        return re.findall(rf"(triton_\w+)\.run\((?!\*args).*\b{buffer}\b", code)
+
+    def source(self, code, name):
+        """Of the kernel ``name``."""
+        return code.partition(f"def {name}(")[2].partition("''', device")[0]
 
     def kernel(self, code):
         """The one mix-order kernel: what is before its loop over rows, and the loop."""

@@ -14,7 +14,7 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 try:
     from .test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
         randn,
         rms_norm_args,
@@ -22,7 +22,7 @@ try:
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
-        FUSE as FUSE_WHATEVER,
+        FUSE_ALL,
         MixOrderTestCase,
         randn,
         rms_norm_args,
@@ -31,15 +31,7 @@ except ImportError:
 
 
 EVEN = "triton.mix_order_reduction_even_vectors"
-FUSE = {
-    **FUSE_WHATEVER,
-    "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_autotune_split_size": False,
-    "triton.mix_order_reduction_split_size": None,
-    "triton.mix_order_reduction_persistent_row_split": True,
-    EVEN: True,
-    "split_reductions": False,
-}
+FUSE = {**FUSE_ALL, EVEN: True}
 
 
 class TestBase(MixOrderTestCase):

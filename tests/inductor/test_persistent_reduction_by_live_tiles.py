@@ -5,7 +5,8 @@ import unittest
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor.persistent_reduction import Loops, num_warps, why_looped
+from torch._inductor import persistent_reduction
+from torch._inductor.persistent_reduction import Loops, why_looped
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.common_utils import (
@@ -119,7 +120,7 @@ class PolicyTest(TestCase):
         """As few as hold the row, with 32 columns a thread."""
 
         def warps(rnumel, streams=1):
-            return num_warps(Loops(rnumel, streams, 2, False))
+            return persistent_reduction.num_warps(Loops(rnumel, streams, 2, False))
 
         self.assertEqual([warps(n) for n in (1536, 2048, 4096, 8192)], [2, 2, 4, 8])
         self.assertEqual([warps(2048, n) for n in (2, 5)], [4, 8])

@@ -1,16 +1,12 @@
 # Owner(s): ["module: inductor"]
 
-import contextlib
 import dataclasses
 import re
-import unittest
 
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
-from torch._inductor.exc import InductorError
-from torch._inductor.graph import GraphLowering
-from torch._inductor.mix_order_producer_sums import (
+from torch._inductor.mix_order_producer_sum_cost import (
     FUNCTION_BYTES,
     L2_BYTE,
     L2_MIB,
@@ -27,33 +23,34 @@ from torch.testing._internal.common_utils import (
     parametrize,
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
-from torch.utils._pytree import tree_map_only
+
+try:
+    from .test_mix_order_reduction_utils import (
+        FUSE_ALL,
+        MixOrderTestCase,
+        nvidia_only,
+        randn,
+    )
+except ImportError:
+    from test_mix_order_reduction_utils import (
+        FUSE_ALL,
+        MixOrderTestCase,
+        nvidia_only,
+        randn,
+    )
 
 
 KNOB = "triton.mix_order_reduction_producer_sums"
 MIN_BYTES = "triton.mix_order_reduction_producer_sums_min_bytes"
 MAX_READS = "triton.mix_order_reduction_max_reads"
 OPTIONS = {
-    "triton.mix_order_reduction": True,
-    "triton.mix_order_reduction_non_strict_mode": True,
-    "triton.mix_order_reduction_persistent_row_split": True,
-    "triton.mix_order_reduction_split_size": None,
-    "triton.mix_order_reduction_autotune_split_size": False,
+    **FUSE_ALL,
     KNOB: True,
     MIN_BYTES: 0,
-    MAX_READS: 0,
-    "split_reductions": False,
-    "deterministic": False,
-    "max_autotune": False,
-    "coordinate_descent_tuning": False,
     "emulate_precision_casts": False,
     "shape_padding": False,
 }
 ROWS, COLUMNS = 1030, 96
-
-
-def randn(*shape, dtype=torch.float32):
-    return torch.randn(shape, device=GPU_TYPE).to(dtype)
 
 
 def backward(g, xhat, rstd, weight):
@@ -74,6 +71,21 @@ def arguments(*shape, dtype=torch.float32):
         rstd,
         randn(shape[-1], dtype=dtype),
     )
+
+
+def norm_backward(*args):
+    dx, *sums = backward(*args)
+    return dx, *sums, dx.sum(0)
+
+
+def softmax(x):
+    y = torch.softmax(x, -1)
+    return y, y.sum(0)
+
+
+def gelu_backward(g, x):
+    dx = torch.ops.aten.gelu_backward(g, x)
+    return dx, dx.sum(0)
 
 
 # what reads dx elsewhere than where a row's columns are
@@ -105,84 +117,24 @@ COLUMN_ORDERS = {
 }
 
 
-class TestBase(TestCase):
-    def setUp(self):
-        super().setUp()
-        metrics.reset()
-        torch._dynamo.reset()
+class TestBase(MixOrderTestCase):
+    fuse = OPTIONS
+    ulps = 4
 
-    def compare(self, f, actual, args, ulps=4):
+    def check(self, f, *args, kernels=2, fused=1, partials=3, **options):
         """
-        ``actual`` is what eager returns for ``f(*args)`` in shape, stride and dtype,
-        and no further from eager in float64 than eager is in the same dtype, or
-        ``ulps``.
+        And expect ``kernels`` kernels in all, and that the first mix-order kernel keeps
+        ``partials``.
         """
-        reference = f(
-            *tree_map_only(
-                torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, args
-            )
-        )
-        eager = f(*args)
-        self.assertEqual(len(actual), len(eager))
-        for act, expect, ref in zip(actual, eager, reference):
-            self.assertEqual(act.shape, expect.shape)
-            self.assertEqual(act.stride(), expect.stride())
-            self.assertEqual(act.dtype, expect.dtype)
-            if not act.is_floating_point():
-                self.assertTrue(torch.equal(act, expect))
-                continue
-            error = (act.double() - ref.double()).norm()
-            eager_error = (expect.double() - ref.double()).norm()
-            ulp = torch.finfo(act.dtype).eps * ref.double().norm()
-            self.assertLessEqual(error, max(1.1 * eager_error, ulps * ulp))
-
-    def check(self, f, *args, kernels=2, fused=1, partials=3, ulps=4, **options):
-        """
-        Compile ``f``, expect ``fused`` mix-order kernels, the first of which keeps
-        ``partials``, ``kernels`` in all, and what eager returns. Returns the generated
-        code.
-        """
-        with inductor_config.patch({**OPTIONS, **options}):
-            try:
-                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-            except InductorError as error:
-                self.fail(f"does not compile: {error}")
-        code = "\n".join(code)
-        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+        code = super().check(f, *args, fused=fused, **options)
         self.assertEqual(len(self.calls(code)), kernels)
         if fused:
             self.assertEqual(self.partials(code), partials)
-        self.compare(f, actual, args, ulps)
         return code
-
-    def generate(self, f, *args, **options):
-        """The code for ``f``, which is not run."""
-
-        class Generated(Exception):
-            pass
-
-        codes = []
-
-        def save(code):
-            codes.append(code)
-            raise Generated
-
-        with (
-            inductor_config.patch({**OPTIONS, **options}),
-            unittest.mock.patch.object(GraphLowering, "save_output_code", save),
-            contextlib.suppress(Generated, InductorError),
-        ):
-            torch.compile(f, fullgraph=True)(*args)
-        return codes[0]
-
-    def calls(self, code):
-        """The kernels in the order of their calls."""
-        return re.findall(r"(triton_\w+)\.run\((?!\*args)", code)
 
     def mix_order(self, code):
         """The source of the first mix-order kernel."""
-        (name, *_) = re.findall(r"(triton_\w+)\.run\((?!\*args).*\bworkspace_0\b", code)
-        return code.partition(f"def {name}(")[2].partition("''', device")[0]
+        return self.source(code, self.calls(code, "workspace_0")[0])
 
     def partials(self, code):
         return self.mix_order(code).count("tl.store(ws_ptr")
@@ -207,24 +159,14 @@ class AttachTest(TestBase):
         self.assertEqual(self.loads(code), 2)
 
     def test_knob(self):
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
-        self.check(f, *arguments(), kernels=3, partials=2, **{KNOB: False})
+        self.check(norm_backward, *arguments(), kernels=3, partials=2, **{KNOB: False})
 
     def test_one_kernel_where_it_is_split(self):
         """At full size the consumer is split over two layers, which both go."""
-
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
-        args = arguments(16384, 512)
-        with inductor_config.patch(split_reductions=True):
-            off = self.generate(f, *args, split_reductions=True, **{KNOB: False})
-            torch._dynamo.reset()
-            on = self.generate(f, *args, split_reductions=True)
+        args, split = arguments(16384, 512), {"split_reductions": True}
+        off = self.generate(norm_backward, *args, **split, **{KNOB: False})
+        torch._dynamo.reset()
+        on = self.generate(norm_backward, *args, **split)
         self.assertEqual(len(self.calls(off)), 4)
         self.assertEqual(len(self.calls(on)), 2)
         self.assertEqual(self.partials(on), 3)
@@ -353,45 +295,28 @@ class AttachTest(TestBase):
 
     def test_rows_loaded_again(self):
         """Where a row is loaded again for what is stored, the sum is of what is stored."""
-
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
-        self.check(f, *arguments(21, 8192))
+        self.check(norm_backward, *arguments(21, 8192))
 
     @parametrize("split_size", (8, 16))
     def test_rows_split_by_size(self, split_size):
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
         self.check(
-            f,
+            norm_backward,
             *arguments(),
             **{"triton.mix_order_reduction_split_size": split_size},
         )
 
     @parametrize("split_reductions", (False, True))
     def test_repeatable(self, split_reductions):
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
         args = arguments()
         options = {"deterministic": True, "split_reductions": split_reductions}
-        self.check(f, *args, **options)
+        self.check(norm_backward, *args, **options)
         with inductor_config.patch({**OPTIONS, **options}):
-            compiled = torch.compile(f, fullgraph=True)
+            compiled = torch.compile(norm_backward, fullgraph=True)
             for first, second in zip(compiled(*args), compiled(*args)):
                 self.assertTrue(torch.equal(first, second))
 
     def test_dynamic_rows(self):
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
-        compiled = torch.compile(f, fullgraph=True)
+        compiled = torch.compile(norm_backward, fullgraph=True)
         with (
             inductor_config.patch(OPTIONS),
             torch._dynamo.config.patch(error_on_recompile=True),
@@ -407,7 +332,7 @@ class AttachTest(TestBase):
                     self.assertEqual(self.partials(code), 3)
                 else:
                     actual = compiled(*args)
-                self.compare(f, actual, args)
+                self.compare(norm_backward, actual, args)
         self.assertEqual(metrics.codegen_mix_order_reduction, 1)
 
 
@@ -431,11 +356,7 @@ class StoredValueTest(TestBase):
         self.assertLess((total.double() - ref).abs().max(), 1e-5 * ref.abs().max())
 
     def test_double(self):
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
-        self.check(f, *arguments(dtype=torch.float64))
+        self.check(norm_backward, *arguments(dtype=torch.float64))
 
     def test_dtypes_of_one_workspace(self):
         def f(*args):
@@ -451,20 +372,12 @@ class RowProducerTest(TestBase):
 
     @parametrize("split_reductions", (False, True))
     def test_sum_of_its_output(self, split_reductions):
-        def f(x):
-            y = torch.softmax(x, -1)
-            return y, y.sum(0)
-
         self.check(
-            f, randn(ROWS, COLUMNS), partials=1, split_reductions=split_reductions
+            softmax, randn(ROWS, COLUMNS), partials=1, split_reductions=split_reductions
         )
 
     def test_knob(self):
-        def f(x):
-            y = torch.softmax(x, -1)
-            return y, y.sum(0)
-
-        self.check(f, randn(ROWS, COLUMNS), fused=0, **{KNOB: False})
+        self.check(softmax, randn(ROWS, COLUMNS), fused=0, **{KNOB: False})
 
     def test_row_statistics(self):
         """What needs a row's result, and not the tensor that is made of it."""
@@ -492,15 +405,11 @@ class RowProducerTest(TestBase):
     def test_square(self):
         """Which loops are the rows is in the indices, not in their number."""
 
-        def f(x):
-            y = torch.softmax(x, -1)
-            return y, y.sum(0)
-
         def g(x):
             y = torch.softmax(x, -1)
             return y, y.t().contiguous().sum(0)
 
-        self.check(f, randn(64, 64), partials=1)
+        self.check(softmax, randn(64, 64), partials=1)
         metrics.reset()
         self.check(g, randn(64, 64), fused=0, kernels=1)
 
@@ -515,12 +424,7 @@ class RowProducerTest(TestBase):
 
     def test_looped(self):
         """Rows that no persistent kernel holds."""
-
-        def f(x):
-            y = torch.softmax(x, -1)
-            return y, y.sum(0)
-
-        self.check(f, randn(7, 16400), fused=0)
+        self.check(softmax, randn(7, 16400), fused=0)
 
 
 @instantiate_parametrized_tests
@@ -529,30 +433,19 @@ class PointwiseProducerTest(TestBase):
 
     @parametrize("dtype", (torch.float32, torch.bfloat16))
     def test_gradient_of_a_bias(self, dtype):
-        def f(g, x):
-            dx = torch.ops.aten.gelu_backward(g, x)
-            return dx, dx.sum(0)
-
         args = (randn(ROWS, COLUMNS, dtype=dtype), randn(ROWS, COLUMNS, dtype=dtype))
-        self.check(f, *args, partials=1, split_reductions=True)
+        self.check(gelu_backward, *args, partials=1, split_reductions=True)
 
     @parametrize("dtype, fused", ((torch.float32, 1), (torch.bfloat16, 0)))
     def test_functions_that_take_longer_than_the_memory(self, dtype, fused):
-        def f(g, x):
-            dx = torch.ops.aten.gelu_backward(g, x)
-            return dx, dx.sum(0)
-
         args = (torch.empty(24576, 3072, dtype=dtype, device=GPU_TYPE) for _ in "gx")
-        self.generate(f, *args, split_reductions=True)
+        self.generate(gelu_backward, *args, split_reductions=True)
         self.assertEqual(metrics.codegen_mix_order_reduction, fused)
 
     def test_knob(self):
-        def f(g, x):
-            dx = torch.ops.aten.gelu_backward(g, x)
-            return dx, dx.sum(0)
-
         args = (randn(ROWS, COLUMNS), randn(ROWS, COLUMNS))
-        self.check(f, *args, fused=0, split_reductions=True, kernels=3, **{KNOB: False})
+        options = {"split_reductions": True, KNOB: False}
+        self.check(gelu_backward, *args, fused=0, kernels=3, **options)
 
     def test_several_outputs_and_sums(self):
         def f(x, y, row, column):
@@ -565,11 +458,7 @@ class PointwiseProducerTest(TestBase):
         self.check(f, *args, partials=3, split_reductions=True, ulps=8)
 
     def test_dynamic_rows(self):
-        def f(g, x):
-            dx = torch.ops.aten.gelu_backward(g, x)
-            return dx, dx.sum(0)
-
-        compiled = torch.compile(f, fullgraph=True)
+        compiled = torch.compile(gelu_backward, fullgraph=True)
         with (
             inductor_config.patch(OPTIONS),
             torch._dynamo.config.patch(error_on_recompile=True),
@@ -578,7 +467,7 @@ class PointwiseProducerTest(TestBase):
                 args = (randn(rows, 512), randn(rows, 512))
                 for arg in args:
                     torch._dynamo.mark_dynamic(arg, 0)
-                self.compare(f, compiled(*args), args)
+                self.compare(gelu_backward, compiled(*args), args)
 
     @parametrize(
         "columns, fused",
@@ -589,16 +478,12 @@ class PointwiseProducerTest(TestBase):
         ),
     )
     def test_columns(self, columns, fused):
-        def f(g, x):
-            dx = torch.ops.aten.gelu_backward(g, x)
-            return dx, dx.sum(0)
-
         rows = 16 if columns > 1024 else ROWS
         args = (randn(rows, columns), randn(rows, columns))
         with inductor_config.patch({**OPTIONS, "split_reductions": True}):
-            actual = torch.compile(f, fullgraph=True)(*args)
+            actual = torch.compile(gelu_backward, fullgraph=True)(*args)
         self.assertEqual(metrics.codegen_mix_order_reduction, fused)
-        self.compare(f, actual, args)
+        self.compare(gelu_backward, actual, args)
 
     def test_one_element(self):
         def f(x):
@@ -632,6 +517,25 @@ class PointwiseProducerTest(TestBase):
         self.assertNotIn("ws_ptr", code)
 
 
+@nvidia_only
+@instantiate_parametrized_tests
+class CppWrapperTest(TestBase):
+    """A kernel that the C++ wrapper calls has the sums of what it writes, too."""
+
+    @parametrize(
+        "f, inputs", ((norm_backward, 4), (softmax, 1), (gelu_backward, 2))
+    )
+    @parametrize("aot", (False, True))
+    def test_producer(self, f, inputs, aot):
+        args = arguments()[:inputs]
+        code = self.generate_cpp(f, *args, aot=aot, split_reductions=True)
+        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
+        calls = re.findall(r"\bcall_triton_\w+\(.*", code)
+        self.assertEqual(len(calls), 2)
+        for call in calls:
+            self.assertIn("workspace_0", call)
+
+
 @instantiate_parametrized_tests
 class DeclineTest(TestBase):
     """Where a consumer does not reduce what the kernel holds, nothing is attached."""
@@ -663,15 +567,12 @@ class DeclineTest(TestBase):
         self.compare(f, actual, args)
 
     def test_min_bytes(self):
-        def f(*args):
-            dx, *sums = backward(*args)
-            return dx, *sums, dx.sum(0)
-
         size = 4 * ROWS * COLUMNS
-        self.check(f, *arguments(), **{MIN_BYTES: size})
+        self.check(norm_backward, *arguments(), **{MIN_BYTES: size})
         metrics.reset()
         torch._dynamo.reset()
-        self.check(f, *arguments(), kernels=3, partials=2, **{MIN_BYTES: size + 1})
+        more = {MIN_BYTES: size + 1}
+        self.check(norm_backward, *arguments(), kernels=3, partials=2, **more)
 
     def test_max_reads(self):
         def f(x, y, z, *args):

@@ -18,15 +18,13 @@ from torch.utils._ordered_set import OrderedSet
 
 from .mix_order_row_split import DEFAULT_REGISTERS_PER_SM, MAX_REGISTERS_PER_THREAD
 from .mix_order_trace import Op, Width
+from .runtime.hints import _NUM_THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .vector_width import even_columns, VECTOR_BYTES
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-
-WARP_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Demand:
             unaligned=again * (layout.vector == 1),
             shuffled=(not launch.accumulate_tiles)
             * accumulators
-            * (layout.lanes < WARP_SIZE),
+            * (layout.lanes < _NUM_THREADS_PER_WARP),
             row_values=len(loads[Width.ROWS]) * layout.elements[Width.ROWS],
             pointers=sum(map(len, loads.values()))
             - len(loads[Width.SCALAR])
@@ -186,7 +184,7 @@ class Layout:
     def of(cls, ops: Sequence[Op], columns: int, launch: LaunchConfig) -> Layout:
         """Of the loads of ``ops``, from rows of ``columns`` that follow each other."""
         r0_block = next_power_of_2(columns)
-        threads = launch.num_warps * WARP_SIZE
+        threads = launch.num_warps * _NUM_THREADS_PER_WARP
         tiles = [op for op in ops if op.name == "load" and op.width == Width.TILE]
         itemsizes = OrderedSet(op.memory_bits // 8 for op in tiles) or OrderedSet([4])
         vector = VECTOR_BYTES // min(itemsizes)
@@ -342,6 +340,6 @@ def pressure(
     """
     limit = min(
         MAX_REGISTERS_PER_THREAD,
-        registers_per_multiprocessor // (launch.num_warps * WARP_SIZE),
+        registers_per_multiprocessor // (launch.num_warps * _NUM_THREADS_PER_WARP),
     )
     return Pressure(COEFFICIENTS.need(Demand.of(ops, columns, launch)), limit)

@@ -14,6 +14,7 @@ import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config, ir
+from .mix_order_accesses import domain
 from .mix_order_pressure import LaunchConfig, pressure
 from .mix_order_row_split import DEFAULT_REGISTERS_PER_SM, row_cost, splits_rows
 from .mix_order_split import is_second_layer
@@ -118,13 +119,8 @@ def partials(
     from .scheduler import MixOrderReduction
 
     reduction = next(node for node in contiguous if node.is_reduction())
-    group = tuple(reversed(MixOrderReduction.get_numel_rnumel(reduction)))
-    return [
-        node
-        for node in other
-        if node.is_reduction()
-        and tuple(MixOrderReduction.get_numel_rnumel(node)) == group
-    ]
+    numels = tuple(MixOrderReduction.get_numel_rnumel(reduction))
+    return [node for node in other if node.is_reduction() and domain(node) == numels]
 
 
 def finishes_rows(node: BaseSchedulerNode, epilogue: BaseSchedulerNode) -> bool:
