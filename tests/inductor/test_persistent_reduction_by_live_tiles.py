@@ -118,6 +118,7 @@ class PolicyTest(TestCase):
 
     def test_warps(self):
         """As few as hold the row, with 32 columns a thread."""
+        self.assertTrue(hasattr(persistent_reduction, "num_warps"))
 
         def warps(rnumel, streams=1):
             return persistent_reduction.num_warps(Loops(rnumel, streams, 2, False))
