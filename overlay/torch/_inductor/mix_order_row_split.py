@@ -258,7 +258,8 @@ def row_split(
     tile = xblock * cost.rnumel
 
     # What is stored is computed when a row's reductions are known, so its inputs live
-    # until then, with a product or two; without, each is reduced as it comes.
+    # until then, with a product or two, or one where slow functions are computed one after
+    # another; without, each is reduced as it comes.
     live_tiles = cost.streams + (1 if cost.slow else 2) if cost.stores_rows else 1
 
     def accumulate_tiles(num_warps: int) -> bool:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional, TYPE_CHECKING
 
+from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import ceildiv, next_power_of_2
+from .virtualized import V
 
 
 if TYPE_CHECKING:
@@ -53,8 +55,12 @@ class Loops:
 
 
 def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
-    """None where the size of a row is dynamic."""
-    if features.reduction_numel.free_symbols:
+    """
+    None where the size of a row is dynamic, and on other GPUs than NVIDIA's: threads and
+    registers are counted as theirs.
+    """
+    device = DeviceProperties.create(V.graph.get_current_device_or_throw())
+    if features.reduction_numel.free_symbols or device.type != "cuda":
         return None
     stats = features.memory_stats()
     row = stats.persistent.reads.dim[-1]
