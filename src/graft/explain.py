@@ -20,6 +20,7 @@ from typing import Any
 
 from graft import caches
 from graft.errors import GraftError
+from graft.generated_code import code_lines
 from graft.pins import ROOT
 
 DEFAULT_CASE = "scaled_residual"
@@ -459,13 +460,8 @@ def compare(case: str, side: str, real: Mapping[str, Any], lab: Mapping[str, Any
 
 
 def _difference(name: str, there: str, here: str) -> str | None:
-    real, lab = _code_lines(there), _code_lines(here)
+    real, lab = code_lines(there), code_lines(here)
     if real == lab:
         return None
     lines = difflib.unified_diff(real, lab, f"{name} on the GPU", f"{name} in the lab", "", "", 1)
     return "\n".join(line[:200] for line in list(lines)[:20])
-
-
-def _code_lines(text: str) -> list[str]:
-    stripped = (line.rstrip() for line in text.splitlines())
-    return [line for line in stripped if line and not line.lstrip().startswith("#")]

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
+from graft.generated_code import code_lines
+
 # What a generated file says of the installation that generated it.
 _INSTALLATION = re.compile(r"'(?:backend_hash|triton_hash)': '[^']*',? ?")
 
@@ -31,8 +33,7 @@ def digest(sources: Iterable[str]) -> str:
     """Of the sources without comments and blank lines, and without hashes of the installation."""
     found = hashlib.sha256()
     for source in sources:
-        for line in source.splitlines():
-            if line.strip() and not line.lstrip().startswith("#"):
-                found.update(_INSTALLATION.sub("", line.rstrip()).encode() + b"\n")
+        for line in code_lines(source):
+            found.update(_INSTALLATION.sub("", line).encode() + b"\n")
         found.update(b"\0")
     return found.hexdigest()[:12]
