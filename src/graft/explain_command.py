@@ -35,7 +35,7 @@ def explain(
     case = case or explaining.DEFAULT_CASE
     cases.find(case)
     pythons = tree.pythons(prefix)
-    console = Console()
+    console = screen.console()
     if described is None and explaining.real_gpu() is None:
         described = explaining.DEFAULT_GPU
         others = ", ".join(key for key in devices.DEVICES if key != described)
@@ -67,7 +67,7 @@ def check(prefix: Path, case: str | None, dtype: str) -> int:
     pythons = tree.pythons(prefix)
     with screen.progress(Console(stderr=True)) as progress:
         checks = explaining.check(pythons, names, dtype=dtype, progress=progress)
-    screen.show_checks(checks, explaining.real_gpu() or "", Console())
+    screen.show_checks(checks, explaining.real_gpu() or "", screen.console())
     return 0 if all(each.is_same for each in checks) else 1
 
 
@@ -75,7 +75,7 @@ def list_cases() -> int:
     """Print each case with its default shape; returns 0."""
     from graft import cases
 
-    console = Console()
+    console = screen.console()
     for case in cases.load_all().values():
         size = " x ".join(map(str, case.default_shape))
         console.print(f"{case.name:28} {size:>16}  {case.summary}", highlight=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,8 +18,29 @@ from graft.explain import Progress as Callback
 
 # Rows of a table before the rest is left to --kernels, so that all of it is one screen.
 _ROWS = 12
-_NAME_WIDTH = 46
-_COLUMNS = ("calls", "kind", "xnumel", "rnumel", "loads", "sums", "MB", "regs", "spill", "occ")
+# What a table of kernels says of each, by heading.
+_COLUMNS: dict[str, Callable[[Kernel], str]] = {
+    "calls": lambda kernel: str(kernel.launches),
+    "kind": lambda kernel: kernel.kind,
+    "xnumel": lambda kernel: str(kernel.facts["xnumel"]),
+    "rnumel": lambda kernel: str(kernel.facts["rnumel"]),
+    "loads": lambda kernel: str(kernel.loads),
+    "sums": lambda kernel: str(kernel.partial_sums or ""),
+    "MB": lambda kernel: f"{kernel.facts['bytes'] / 1e6:.1f}",
+    "regs": lambda kernel: _range(kernel.taken("registers_per_thread")),
+    "spill": lambda kernel: _range(kernel.taken("spill_bytes")),
+    "occ": lambda kernel: _range([round(100 * s) for s in kernel.taken("occupancy")], "%"),
+    "us": lambda kernel: f"{kernel.time_us or 0.0:.1f}",
+}
+# What a narrow terminal goes without, first to last.
+_LEAST_NEEDED = (
+    *("sums", "rnumel", "xnumel", "occ", "calls"),
+    *("spill", "kind", "MB", "regs", "loads", "us"),
+)
+# Characters of a kernel's name that a narrow terminal keeps, before it keeps a column.
+_NAME_WIDTH = 20
+# A line of a file or a pipe is as long as what it says; no table is as wide as this.
+_UNLIMITED = 10_000
 # Where in a worker's life each thing that it does begins, and how much of it that takes.
 _PHASES = {
     "importing": (0.0, 0.1),
@@ -26,6 +49,11 @@ _PHASES = {
     "timing": (0.95, 0.05),
     "done": (1.0, 0.0),
 }
+
+
+def console() -> Console:
+    """For standard output: as wide as a terminal is; a file or a pipe gets all of each line."""
+    return Console(width=None if sys.stdout.isatty() else _UNLIMITED)
 
 
 @contextlib.contextmanager
@@ -60,11 +88,12 @@ def show(report: Report, console: Console, every_kernel: bool = False) -> None:
         console.print(f"changed: {len(report.gone)} kernels gone, {len(report.new)} new")
         changed = [("-", kernel) for kernel in _first(report.gone)]
         changed += [("+", kernel) for kernel in _first(report.new)]
-        console.print(_kernels(changed, rows))
+        console.print(_kernels(changed, rows, console.width))
     else:
         console.print("the stack changes no kernel of it")
-    if every_kernel or not (report.gone or report.new):
-        console.print(_kernels([(" ", kernel) for kernel in _first(report.same)], rows))
+    same = [(" ", kernel) for kernel in _first(report.same)]
+    if same and (every_kernel or not (report.gone or report.new)):
+        console.print(_kernels(same, rows, console.width))
     if report.stock.refusals or report.patched.refusals:
         console.print(_refusals(report, rows))
     if not every_kernel:
@@ -135,46 +164,51 @@ def _most(values: Iterator[int]) -> str:
     return str(max(values, default="-"))  # type: ignore[type-var]
 
 
-def _kernels(marked: Sequence[tuple[str, Kernel]], rows: int | None) -> Group:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    timed = any(kernel.time_us is not None for _, kernel in marked)
-    table.add_column("")
-    table.add_column("kernel", no_wrap=True, max_width=_NAME_WIDTH)
-    for title in _COLUMNS:
-        table.add_column(title, justify="left" if title == "kind" else "right", no_wrap=True)
-    if timed:
-        table.add_column("us", justify="right")
+def _kernels(marked: Sequence[tuple[str, Kernel]], rows: int | None, width: int) -> Group:
+    """A row a kernel, in `width` characters: a column is shown whole or left out, and named."""
+    shown = marked[:rows]
+    names = [kernel.name.removeprefix("triton_") for _, kernel in shown]
+    cells = {title: [cell(kernel) for _, kernel in shown] for title, cell in _COLUMNS.items()}
+    if all(kernel.time_us is None for _, kernel in marked):
+        del cells["us"]
+    widths = {title: max(map(len, (title, *column))) for title, column in cells.items()}
+    longest = max(map(len, ("kernel", *names)))
+    kept = _that_fit(widths, width - len("+ ") - min(longest, _NAME_WIDTH))
+    room = width - len("+ ") - sum(1 + widths[title] for title in kept)
+    name_width = min(longest, max(room, len("kernel")))
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="dim")
+    table.add_column("", width=1)
+    table.add_column("kernel", no_wrap=True, width=name_width)
+    for title in kept:
+        side: Literal["left", "right"] = "left" if title == "kind" else "right"
+        table.add_column(title, justify=side, no_wrap=True, width=widths[title])
     style = {"-": "red", "+": "green"}
-    for mark, kernel in marked[:rows]:
-        facts = kernel.facts
-        cells = [
-            mark,
-            _short(kernel.name),
-            str(kernel.launches),
-            kernel.kind,
-            str(facts["xnumel"]),
-            str(facts["rnumel"]),
-            str(kernel.loads),
-            str(kernel.partial_sums or ""),
-            f"{facts['bytes'] / 1e6:.1f}",
-            _range(kernel.taken("registers_per_thread")),
-            _range(kernel.taken("spill_bytes")),
-            _range([round(100 * share) for share in kernel.taken("occupancy")], "%"),
-        ]
-        if timed:
-            cells.append(f"{kernel.time_us or 0.0:.1f}")
-        table.add_row(*cells, style=style.get(mark))
-    more = len(marked) - len(marked[:rows])
-    return Group(table, Text(f"and {more} more", style="dim")) if more else Group(table)
+    for row, (mark, _) in enumerate(shown):
+        facts = [cells[title][row] for title in kept]
+        table.add_row(mark, _short(names[row], name_width), *facts, style=style.get(mark))
+    notes = []
+    if more := len(marked) - len(shown):
+        notes.append(f"and {more} more")
+    if missing := [title for title in cells if title not in kept]:
+        notes.append(f"{width} columns have no room for {', '.join(missing)}")
+    return Group(table, Text("; ".join(notes), style="dim")) if notes else Group(table)
 
 
-def _short(name: str) -> str:
-    """`per_fused_mean_mul_3` of `triton_per_fused_mean_mul_3`, its number kept."""
-    name = name.removeprefix("triton_")
-    if len(name) <= _NAME_WIDTH:
+def _that_fit(widths: Mapping[str, int], width: int) -> list[str]:
+    """The headings to keep of `widths`, so that all fit in `width`, a space before each."""
+    kept = list(widths)
+    for title in _LEAST_NEEDED:
+        if sum(1 + widths[each] for each in kept) > width and title in kept:
+            kept.remove(title)
+    return kept
+
+
+def _short(name: str, width: int) -> str:
+    """At most `width` of `per_fused_mean_mul_3`, its number kept."""
+    if len(name) <= width:
         return name
     number = name[name.rindex("_") :] if "_" in name else ""
-    return name[: _NAME_WIDTH - len(number) - 1] + "…" + number
+    return name[: max(width - len(number) - 1, 0)] + "…" + number
 
 
 def _range(values: Sequence[int], unit: str = "") -> str:

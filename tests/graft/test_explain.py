@@ -86,8 +86,8 @@ CHANGED = report(
 )
 
 
-def printed(*args, **options):
-    console = Console(width=150, record=True, file=io.StringIO())
+def printed(*args, width=150, **options):
+    console = Console(width=width, record=True, file=io.StringIO())
     explain_screen.show(*args, console, **options)
     return console.export_text()
 
@@ -192,6 +192,91 @@ def test_times_are_shown_on_a_real_gpu_only():
         "2.000",
     ]
     assert "GPU time" not in printed(CHANGED)
+
+
+HEADINGS = ["kernel", *explain_screen._COLUMNS]
+LONG = "fused_native_layer_norm_native_layer_norm_backward_add_mul_select_view"
+REAL_SIZES = [
+    dict(kernel(f"k{i}", "mix-order", 11, 18, 7, 1_610_600_000, f"triton_per_{LONG}_{i}"))
+    | {"xnumel": 201_326_592, "rnumel": 40_960}
+    for i in range(20)
+]
+REAL = report(
+    answer(*REAL_SIZES, CAST, assemblies={"k3": [assembly(255, 4096, 0.75), assembly(31)]}),
+    answer(CAST),
+)
+
+
+def table(text):
+    """The headings of the first table of kernels, and its rows as lists of words."""
+    lines = text.splitlines()
+    (first, *_) = (i for i, line in enumerate(lines) if line.startswith("  kernel "))
+    rows = [line for line in lines[first + 1 :] if line[:2] in ("- ", "+ ")]
+    return lines[first].split(), rows
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 300])
+def test_a_column_is_shown_whole_or_left_out_and_named(width):
+    text = printed(REAL, width=width)
+    headings, rows = table(text)
+    assert headings == [title for title in HEADINGS if title in headings]
+    assert len(rows) == 12
+    assert all(len(line) <= width for line in text.splitlines())
+    missing = [title for title in HEADINGS if title not in headings and title != "us"]
+    if width == 300:
+        assert missing == []
+        assert f"- per_{LONG}_0 " in text
+    else:
+        # Most of a name would be no use without its number, the kernel's own.
+        assert all(f"…_{i} " in text for i in range(12))
+    if missing:
+        note = f"and 8 more; {width} columns have no room for {', '.join(missing)}"
+        assert note in " ".join(text.split())
+    # A cut number would be another number.
+    (kernel_3,) = [line.split() for line in rows if "_3 " in line]
+    sizes = ["11", "mix-order", "201326592", "40960", "18", "7"]
+    resources = ["1610.6", "31-255", "0-4096", "75-100%"]
+    cells = dict(zip(HEADINGS[1:], sizes + resources, strict=False))
+    assert kernel_3[2:] == [cells[title] for title in headings[1:]]
+
+
+def test_eighty_columns_show_loads_bytes_registers_and_spills():
+    headings, rows = table(printed(REAL, width=80))
+    assert {"kernel", "calls", "kind", "loads", "MB", "regs", "spill"} <= set(headings)
+    assert len(rows[0].split()[1]) >= 20
+
+
+def test_a_time_goes_last():
+    times = {kernel["name"]: 1234.5 for kernel in REAL_SIZES}
+    timed = report(answer(*REAL_SIZES, times=times), answer(CAST), described=False)
+    headings, rows = table(printed(timed, width=32))
+    assert headings == ["kernel", "us"]
+    assert rows[0].split()[-1] == "1234.5"
+
+
+def test_nothing_is_said_of_kernels_that_stay_where_none_does():
+    all_new = report(answer(WIDE), answer(NARROW))
+    text = printed(all_new, every_kernel=True)
+    assert text.count("xnumel") == 1
+    assert printed(CHANGED, every_kernel=True).count("xnumel") == 2
+
+
+def test_a_file_or_a_pipe_gets_whole_names(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(explain_command.tree, "pythons", lambda prefix: PYTHONS)
+    monkeypatch.setattr(explain, "real_gpu", lambda: None)
+    monkeypatch.setattr(explain, "explain", lambda *args, **options: REAL)
+    text = run("rms_norm_backward", "--kernels").output
+    headings, rows = table(text)
+    assert headings == [title for title in HEADINGS if title != "us"]
+    assert [line.split()[1] for line in rows] == [f"per_{LONG}_{i}" for i in range(20)]
+    assert "no room for" not in text
+
+
+def test_a_terminal_is_as_wide_as_it_says(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert explain_screen.console().width == 90
 
 
 # --- the check -----------------------------------------------------------------------------------
