@@ -19,20 +19,19 @@ import copy
 import json
 import os
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import DeviceType
 from torch.nn.parallel import DistributedDataParallel
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from graft import cases  # noqa: E402
+from graft.bench import step_profile  # noqa: E402
 
 WARM_UP, TIMED, PROFILED = 4, 8, 3
 
@@ -79,34 +78,26 @@ def same_on_all_ranks(values: dict[str, torch.Tensor]) -> bool:
     return torch.equal(least, most)
 
 
+def owner(name: str) -> str:
+    """Who wrote the kernel of this name: `triton` (Inductor), `nccl` or the `rest`."""
+    return "triton" if step_profile.is_generated(name) else "nccl" if "nccl" in name else "rest"
+
+
 def measure(step: Any, module: nn.Module, inputs: list[torch.Tensor]) -> dict[str, Any]:
     for _ in range(WARM_UP):
         run(step, module, inputs)
     torch.cuda.synchronize()
     dist.barrier()
-    timed = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(TIMED)]
-    for start, end in timed:
-        start.record()
-        run(step, module, inputs)
-        end.record()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(PROFILED):
-            run(step, module, inputs)
-        torch.cuda.synchronize()
-    kernels: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    total: dict[str, float] = {"triton_us": 0.0, "nccl_us": 0.0, "rest_us": 0.0}
-    for event in profile.events():
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            us = event.time_range.elapsed_us() / PROFILED
-            kernels[event.name][0] += 1 / PROFILED
-            kernels[event.name][1] += us
-            generated, nccl = event.name.startswith("triton_"), "nccl" in event.name
-            total["triton_us" if generated else "nccl_us" if nccl else "rest_us"] += us
+    step_us = step_profile.timed_us(lambda: run(step, module, inputs), TIMED)
+    profile = step_profile.profiled(lambda: run(step, module, inputs), PROFILED)
+
+    def time_us(who: str) -> float:
+        return profile.time_us(lambda name: owner(name) == who)
+
     return {
-        "step_us": [round(start.elapsed_time(end) * 1e3, 1) for start, end in timed],
-        **{key: round(us, 1) for key, us in total.items()},
-        "kernels": {name: [round(n), round(us, 2)] for name, (n, us) in kernels.items()},
+        "step_us": step_us,
+        **{f"{who}_us": time_us(who) for who in ("triton", "nccl", "rest")},
+        "kernels": profile.kernels(),
     }
 
 

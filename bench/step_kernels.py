@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,25 @@ class Turns:
         (self.folder / str(number + 1)).touch()
 
 
+def measured(step: Callable[[], Any]) -> dict[str, Any]:
+    """What one turn finds of a step."""
+    from graft.bench import step_profile
+
+    for _ in range(WARM_UP):
+        step()
+    step_us = step_profile.timed_us(step, TIMED)
+    profile = step_profile.profiled(step, PROFILED)
+    return {
+        "step_us": step_us,
+        "triton_us": profile.time_us(step_profile.is_generated),
+        "rest_us": profile.time_us(lambda name: not step_profile.is_generated(name)),
+        "kernels": profile.kernels(),
+    }
+
+
 def child(request: dict[str, Any]) -> None:
     """One contender: compile, then measure in its turns, after each of which it writes."""
     import torch
-    from torch.autograd import DeviceType
 
     from graft import cases
 
@@ -76,40 +91,12 @@ def child(request: dict[str, Any]) -> None:
         model.zero_grad(set_to_none=True)
         forward(*inputs).backward()
 
-    def events() -> list[Any]:
-        return [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-
     turns, rounds = Turns(request["turns"]), []
     step()
     torch.cuda.synchronize()
     for turn in request["numbers"]:
         turns.wait(turn)
-        for _ in range(WARM_UP):
-            step()
-        timed = [events() for _ in range(TIMED)]
-        for start, end in timed:
-            start.record()
-            step()
-            end.record()
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for _ in range(PROFILED):
-                step()
-            torch.cuda.synchronize()
-        kernels: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for event in profile.events():
-            if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-                kernels[event.name][0] += 1 / PROFILED
-                kernels[event.name][1] += event.time_range.elapsed_us() / PROFILED
-        generated = sum(us for name, (_, us) in kernels.items() if name.startswith("triton_"))
-        rounds.append(
-            {
-                "step_us": [round(a.elapsed_time(b) * 1e3, 1) for a, b in timed],
-                "triton_us": round(generated, 1),
-                "rest_us": round(sum(us for _, us in kernels.values()) - generated, 1),
-                "kernels": {k: [round(n), round(us, 2)] for k, (n, us) in kernels.items()},
-            }
-        )
+        rounds.append(measured(step))
         turns.end(turn)
         answer = {
             "torch": torch.__version__,

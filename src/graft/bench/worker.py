@@ -30,7 +30,7 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import metrics
 
-from graft.bench import code, corpus, gate, peers
+from graft.bench import code, corpus, gate, peers, step_profile
 from graft.bench.autograd import Backward
 from graft.bench.clock import Clock, Replay
 from graft.bench.gpu_lock import GpuLock
@@ -523,31 +523,12 @@ def _step_reference(case: Any, model: Any, inputs: Sequence[Any]) -> dict[str, t
 
 def _profile(step: Callable[[], Any]) -> Message:
     """GPU time of a step by who wrote the kernel: Inductor's Triton kernels, and the rest."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as prof:
-        for _ in range(_PROFILED_STEPS):
-            step()
-        torch.cuda.synchronize()
-    triton = rest = 0.0
-    kernels = memops = 0
-    for event in prof.events():
-        if event.device_type != DeviceType.CUDA or getattr(event, "is_user_annotation", False):
-            continue
-        us = event.time_range.elapsed_us()
-        is_memop = event.name.startswith(("Memcpy", "Memset"))
-        memops += is_memop
-        kernels += not is_memop
-        if event.name.startswith("triton_"):
-            triton += us
-        else:
-            rest += us
+    profile = step_profile.profiled(step, _PROFILED_STEPS)
     return {
-        "triton_us": round(triton / _PROFILED_STEPS, 1),
-        "rest_us": round(rest / _PROFILED_STEPS, 1),
-        "kernels": round(kernels / _PROFILED_STEPS),
-        "memops": round(memops / _PROFILED_STEPS),
+        "triton_us": profile.time_us(step_profile.is_generated),
+        "rest_us": profile.time_us(lambda name: not step_profile.is_generated(name)),
+        "kernels": profile.launches(lambda name: not step_profile.is_memop(name)),
+        "memops": profile.launches(step_profile.is_memop),
     }
 
 
