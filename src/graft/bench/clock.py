@@ -33,13 +33,16 @@ _NODE_KERNEL, _NODE_MEMCPY, _NODE_MEMSET = 0, 1, 2  # CUgraphNodeType
 class Replay:
     """Work that can be launched again and again: a captured graph, or a plain function.
 
-    `kernels` and `memops` count the graph's kernel nodes and its copy and set nodes (None
-    where nothing was captured). `outputs` are the tensors that every launch writes.
+    `work` is what was captured: a graph reads what it holds (the tensors that a forward saved),
+    and does not keep that itself. `kernels` and `memops` count the graph's kernel nodes and its
+    copy and set nodes (None where nothing was captured). `outputs` are the tensors that every
+    launch writes.
     """
 
     launch: Callable[[], Any]
     outputs: Any
     captured: bool
+    work: Callable[[], Any] | None = None
     kernels: int | None = None
     memops: int | None = None
 
@@ -75,6 +78,7 @@ class Clock:
             graph.replay,
             outputs,
             captured=True,
+            work=fn,
             kernels=kinds.count(_NODE_KERNEL),
             memops=kinds.count(_NODE_MEMCPY) + kinds.count(_NODE_MEMSET),
         )
