@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from graft.errors import UsageError
-from graft.lab import pressure, profit
+from graft.lab import fewest_registers, pressure, pressure_programs, profit
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -15,7 +16,8 @@ RESULTS = ROOT / "bench" / "results"
 
 def sample(over: float, spill_bytes: int, limit: int = 255) -> pressure.Sample:
     """A kernel that needs `over` registers more than there are, by its one term."""
-    return pressure.Sample("H200", False, (1.0, over + limit, 0.0), limit, limit, spill_bytes)
+    fewest = round(over) + limit if 32 < over + limit < limit else None
+    return pressure.Sample("H200", False, (1.0, over + limit, 0.0), limit, spill_bytes, fewest)
 
 
 def test_fit_draws_the_line_where_kernels_spill() -> None:
@@ -30,6 +32,49 @@ def test_judge_counts_what_was_missed() -> None:
     found = [sample(50, 400), sample(-50, 400), sample(50, 0), sample(-50, 0)]
     line, *_ = pressure.judge(found, [0.0, 1.0, 0.0, 0.0, 0.0])
     assert "kernels    4 spill    2 predicted    2  found 0.500  right 0.500" in line
+
+
+def test_fewest_registers_are_found_within_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spill_bytes(ptx: str, capability: int, registers: int) -> int:
+        asked.append(registers)
+        return 8 * max(0, 108 - registers)
+
+    monkeypatch.setattr(fewest_registers, "_spill_bytes", spill_bytes)
+    found = fewest_registers.fewest_registers("", 90, 255, 64)
+    assert found is not None
+    assert 100 <= found <= 100 + fewest_registers.TOLERANCE
+    assert len(asked) < 10
+    assert fewest_registers.fewest_registers("", 90, 96, 64) is None
+
+
+def test_fewest_registers_limits_the_kernel() -> None:
+    ptx = """
+    .version 8.0
+    .target sm_90a
+    .address_size 64
+    .visible .entry many(.param .u64 p)
+    .reqntid 128
+    {
+    .reg .b64 %a;
+    .reg .f32 %f<129>;
+    ld.param.u64 %a, [p];
+    """
+    ptx += "".join(f"ld.volatile.global.f32 %f{i}, [%a+{4 * i}];\n" for i in range(128))
+    ptx += "bar.sync 0;\n"
+    ptx += "".join(f"st.volatile.global.f32 [%a+{4 * i}], %f{i};\n" for i in range(128))
+    found = fewest_registers.fewest_registers(ptx + "ret;\n}\n", 90, 255, 0)
+    assert found is not None
+    assert 128 < found < 160
+
+
+def test_programs_with_more_outputs_are_the_same_otherwise() -> None:
+    plain, more = (pressure_programs.programs(7, outputs) for outputs in (0, 8))
+    for _ in range(20):
+        one, other = next(plain), next(more)
+        assert one.copies < other.copies <= one.copies + 8
+        assert one == dataclasses.replace(other, copies=one.copies)
 
 
 def test_committed_kernels_are_distinct_and_of_four_gpus() -> None:

@@ -1,5 +1,8 @@
 # Owner(s): ["module: inductor"]
 
+import ast
+import re
+
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
@@ -68,6 +71,24 @@ class OneKernelTest(TestBase):
             randn(1030, 96, dtype=dtype),
         )
         self.assertNotIn(".copy_(", code)
+
+    # columns of a program: as many as leave programs for the GPU
+    @parametrize("columns,xblock", ((96, 4), (512, 8), (2048, 16)))
+    @parametrize("more", (0, 5))
+    def test_all_rows_at_once(self, columns, xblock, more):
+        def f(x):
+            return x.sum(0), x.sum(1), *((x * (2 + i)).sum(0) for i in range(more))
+
+        code = self.check(f, randn(1030, columns))
+        nsplit = int(re.search(r"r0_numel = (\d+)", self.final(code))[1])
+        config = re.search(r"fixed_config\(\s*config=(\{.*?\})", code)
+        self.assertIsNotNone(config, "the final reduction has no configuration")
+        config = ast.literal_eval(config[1])
+        self.assertEqual(config["XBLOCK"], xblock)
+        if not more:
+            self.assertGreaterEqual(config["R0_BLOCK"], min(nsplit, 1024))
+        elements = (1 + more) * xblock * config["R0_BLOCK"]
+        self.assertLessEqual(elements, 96 * 32 * config["num_warps"])
 
     def test_mixed_result_dtypes(self):
         def f(x, y):

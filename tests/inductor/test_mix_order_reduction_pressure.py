@@ -76,6 +76,8 @@ class ModelTest(TestCase):
             (128, LaunchConfig(4, 1), 16, (16, 8, 2)),
             # rows begin anywhere: an element at a time
             (5003, EIGHT_WARPS, 16, (20, 20, 1)),
+            # the last of five vectors: two elements of a thread are below 2050
+            (2050, EIGHT_WARPS, 16, (10, 10, 1)),
         ),
     )
     def test_layout(self, columns, launch, bits, expect):
@@ -83,34 +85,104 @@ class ModelTest(TestCase):
         widths = (Width.TILE, Width.COLUMNS, Width.ROWS)
         self.assertEqual(tuple(found[width] for width in widths), expect)
 
+    def test_layout_of_several_types(self):
+        column = Op("load", (), Width.COLUMNS, 32, 16)
+        wide = Op("store", (0,), Width.TILE, 0, 32)
+        few_rows = LaunchConfig(xblock=4, num_warps=8)
+        for ops, columns, launch, expect in (
+            # (elements at once, second layout, converted)
+            ([tile_load()], 4096, EIGHT_WARPS, (8, False, False)),
+            # all have as many columns as the widest in 16 bytes, also of what is stored
+            ([tile_load(), wide], 4096, EIGHT_WARPS, (4, False, False)),
+            ([tile_load(32), wide], 4096, EIGHT_WARPS, (4, False, False)),
+            # a column vector of another type has the shape of a tile of one row
+            ([tile_load(), column], 4096, EIGHT_WARPS, (8, False, False)),
+            ([tile_load(32), column], 4096, EIGHT_WARPS, (8, False, False)),
+            ([tile_load(32), column, wide], 4096, EIGHT_WARPS, (8, False, True)),
+            # but not of several: 256 threads have 2 of its 512 columns each
+            ([tile_load(), column], 512, few_rows, (8, True, False)),
+            ([tile_load(), column], 2048, few_rows, (8, False, False)),
+        ):
+            found = Layout.of(ops, columns, launch)
+            actual = (found.vector, found.second, found.converted)
+            self.assertEqual(actual, expect, msg=f"{ops} {columns}")
+            demand = Demand.of(ops, columns, launch)
+            tile = found.elements[Width.TILE]
+            self.assertEqual(demand.second_layout, tile * expect[1])
+            self.assertEqual(demand.converted, tile * expect[2])
+
     def test_what_is_live_at_a_reduction(self):
-        # x is needed after it as it was computed; the residual that comes later is
-        # held as it was loaded; dy is done with
+        # x and the residual are needed after it, and held as they were loaded, as is
+        # the product in float32; dy is done with
         ops = [tile_load(), tile_load(), tile_load()]
         ops += [Op("mul", (0, 1), Width.TILE, 32)]
         ops += [Op("row_reduction", (3,), Width.ROWS, 32)]
         ops += [Op("mul", (1, 4), Width.TILE, 32), Op("add", (5, 2), Width.TILE, 32)]
         ops += [Op("store", (6,), Width.TILE, 0, 16)]
         demand = Demand.of(ops, 2048, EIGHT_WARPS)
-        self.assertEqual(demand.tiles, 8 + 8 / 2)
+        self.assertEqual(demand.tiles, 8 / 2 + 8 / 2)
         self.assertEqual(demand.accumulators, 0)
+        ops += [Op("add", (6, 3), Width.TILE, 32), Op("store", (8,), Width.TILE, 0, 16)]
+        demand = Demand.of(ops, 2048, EIGHT_WARPS)
+        self.assertEqual(demand.tiles, 8 / 2 + 8 / 2 + 8)
+
+    def test_partials_do_not_wait_for_a_reduction(self):
+        ops = [tile_load(), tile_load()]
+        ops += [Op("row_reduction", (0,), Width.ROWS, 32)]
+        ops += [Op("mul", (0, 1), Width.TILE, 32), Op("partial", (3,), Width.COLUMNS, 32)]
+        self.assertEqual(Demand.of(ops, 2048, EIGHT_WARPS).tiles, 0)
+        # unless they need it
+        ops += [Op("mul", (1, 2), Width.TILE, 32), Op("partial", (5,), Width.COLUMNS, 32)]
+        self.assertEqual(Demand.of(ops, 2048, EIGHT_WARPS).tiles, 8 / 2)
 
     def test_no_tile_is_live_where_rows_are_loaded_again(self):
         ops = norm_backward()
         once, again = (Demand.of(ops, 8192, how) for how in (EIGHT_WARPS, RELOAD))
-        self.assertEqual((once.tiles, again.tiles), (32 * 2, 0))
-        # one output in 16 bits is held, and not the two that are loaded for it
-        self.assertEqual((once.outputs, again.outputs), (0, 16))
-        self.assertEqual((again.loads, again.staged, again.reloads), (32, 0, 32))
-        # shared memory holds what the first pass loads
-        staged = Demand.of(ops, 8192, dataclasses.replace(RELOAD, num_stages=3))
-        self.assertEqual((staged.loads, staged.staged), (0, 32))
+        self.assertEqual((once.tiles, again.tiles), (32 / 2, 0))
+        # two tensors in 16 bits are in flight, eight columns at an address
+        self.assertEqual((once.loads, again.loads), (0, 32))
+        self.assertEqual((once.addresses, again.addresses), (0, 2 * 32 / 8))
+
+    def test_a_pass_loads_what_its_reductions_need(self):
+        # the second reduction needs the first, so that its three tiles come later
+        ops = [tile_load(), tile_load(), tile_load()]
+        ops += [Op("row_reduction", (0,), Width.ROWS, 32)]
+        ops += [Op("sub", (0, 3), Width.TILE, 32), Op("mul", (4, 1), Width.TILE, 32)]
+        ops += [Op("mul", (5, 2), Width.TILE, 32)]
+        ops += [Op("row_reduction", (6,), Width.ROWS, 32)]
+        self.assertEqual(Demand.of(ops, 8192, RELOAD).loads, 3 * 32 / 2)
+        self.assertEqual(Demand.of(ops[:4], 8192, RELOAD).loads, 32 / 2)
+
+    def test_a_load_does_not_pass_a_store(self):
+        # nine tensors in 16 bits are loaded for nine outputs; two have been in flight
+        ops = norm_backward(tiles=8)
+        demand = Demand.of(ops, 8192, RELOAD)
+        self.assertEqual((demand.loads, demand.outputs), (32, (9 - 2) * 32 / 2))
+        # out of shared memory it does
+        staged = dataclasses.replace(RELOAD, num_stages=3)
+        self.assertEqual(Demand.of(ops, 8192, staged).outputs, 0)
+        self.assertEqual(Demand.of(norm_backward(), 8192, RELOAD).outputs, 0)
+
+    def test_unaligned_rows(self):
+        # two elements of 16 bits share a register where they are loaded at once
+        for columns, registers, addresses in ((8192, 32, 8), (8190, 32, 32), (8191, 64, 64)):
+            demand = Demand.of(norm_backward(), columns, RELOAD)
+            self.assertEqual((demand.loads, demand.addresses), (registers, addresses))
 
     def test_hoisted(self):
         ops = [*norm_backward(), Op("load", (), Width.COLUMNS, 32, 16)]
         loop = dataclasses.replace(EIGHT_WARPS, hoist=False)
         found = [Demand.of(ops, 8192, how).hoisted for how in (EIGHT_WARPS, loop)]
         self.assertEqual(found, [32, 0])
+
+    def test_what_is_not_hoisted_can_not_pass_a_store(self):
+        ops = [tile_load(), Op("load", (), Width.COLUMNS, 32, 16)]
+        ops += [Op("row_reduction", (0,), Width.ROWS, 32)]
+        ops += [Op("mul", (0, 1), Width.TILE, 32), Op("mul", (3, 2), Width.TILE, 32)]
+        ops += [Op("store", (4,), Width.TILE, 0, 32)]
+        loop = dataclasses.replace(RELOAD, hoist=False)
+        found = [Demand.of(ops, 8192, how).outputs for how in (RELOAD, loop)]
+        self.assertEqual(found, [0, 16])
 
     def test_each_partial_lives_throughout(self):
         one, four = (
@@ -125,11 +197,13 @@ class ModelTest(TestCase):
             for ops in (norm_backward(), norm_backward(tiles=8), norm_backward(rows=8))
         )
         self.assertGreater(tiles - plain, 3 * (rows - plain))
+        # each is a pointer or two
+        self.assertGreater(rows, plain)
 
     def test_more_partials_spill_in_the_end(self):
         found = [
             pressure(norm_backward(partials), 8192, EIGHT_WARPS)
-            for partials in range(1, 12)
+            for partials in range(1, 16)
         ]
         self.assertFalse(found[0].spills)
         self.assertTrue(found[-1].hopeless)
@@ -197,6 +271,22 @@ class TraceTest(TestCase):
         weight = torch.randn(96, device=GPU_TYPE)
         rstd = torch.rand(1030, 1, device=GPU_TYPE)
         return self.trace(f, x, dy, weight, rstd, **options)
+
+    def test_what_the_kernel_alone_uses_is_not_stored(self):
+        def f(x, dy):
+            # long enough that it is not computed for each of its users
+            y = x
+            for _ in range(12):
+                y = (y * x).relu() + dy.exp()
+            return (y.sum(-1, keepdim=True) * y).half(), y.sum(0)
+
+        x, dy = (torch.randn(1030, 96, device=GPU_TYPE) for _ in range(2))
+        stored = [
+            op.memory_bits
+            for op in self.trace(f, x, dy)
+            if op.name == "store" and op.width == Width.TILE
+        ]
+        self.assertEqual(stored, [16])
 
     def test_norm_backward(self):
         for split in (False, True):

@@ -115,8 +115,9 @@ class PersistentRowsTest(MixOrderTestCase):
             self.check(f, *args, fx_graph_cache=False, **options)
         return found
 
-    # 16384 rows are summed in two layers, 128 rows of the first each: as many as columns
-    @parametrize("rows", (133, 16384))
+    # 16384 rows are summed in two layers, 128 rows of the first each: as many as columns;
+    # and of 16385 the last layer has fewer
+    @parametrize("rows", (133, 16384, 16385))
     def test_a_value_a_row_is_no_stream(self, rows):
         costs = self.costs(
             rms_norm_backward, *rms_norm_args(rows, 128), split_reductions=True

@@ -6,7 +6,11 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 from torch._inductor.choices import InductorChoices
-from torch._inductor.runtime.triton_compat import Config, OutOfResources
+from torch._inductor.runtime.triton_compat import (
+    Config,
+    OutOfResources,
+    PTXASError,
+)
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.virtualized import V
@@ -43,18 +47,21 @@ class Result:
 class LaunchersTest(TestCase):
     """A kernel is compiled again, smaller, when it does not fit."""
 
-    def launcher(self, fits, row_split=True, **kwargs):
+    def launcher(self, fits, row_split=True, assembles=None, **kwargs):
         """The configuration that is launched, and all that were compiled, in order."""
         compiled = []
+        meta = {"tma_min_block_sizes": kwargs.pop("least", {})}
 
         def compiles(config):
             compiled.append((config.kwargs["XBLOCK"], config.kwargs["NUM_STAGES"]))
+            if len(compiled) > 1 and assembles and not assembles(config.kwargs):
+                raise PTXASError("too much shared data")
             return Result(config, fits)
 
         autotuner = MagicMock(
             spec=CachingAutotuner,
             launchers=[],
-            inductor_meta={"row_split": {}} if row_split else {},
+            inductor_meta={"row_split": {}, **meta} if row_split else meta,
             triton_meta={"device": 0},
             fn=SimpleNamespace(fn=None),
             _precompile_config=compiles,
@@ -75,7 +82,7 @@ class LaunchersTest(TestCase):
         """The same, of a kernel that has a configuration that fits."""
         try:
             return self.launcher(fits, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, PTXASError) as error:
             self.fail(f"none is launched: {error}")
 
     def test_fits(self):
@@ -94,6 +101,37 @@ class LaunchersTest(TestCase):
             lambda kwargs: kwargs["XBLOCK"] == 1, XBLOCK=4, NUM_STAGES=2
         )
         self.assertEqual(compiled, [(4, 2), (4, 1), (2, 1), (1, 1)])
+
+    def test_one_that_is_not_assembled(self):
+        kwargs, _ = self.smaller(
+            lambda kwargs: kwargs["NUM_STAGES"] < 4,
+            assembles=lambda kwargs: kwargs["NUM_STAGES"] != 3,
+            XBLOCK=2,
+            NUM_STAGES=4,
+        )
+        self.assertEqual(kwargs, {"XBLOCK": 2, "NUM_STAGES": 2})
+
+    def test_none_that_is_assembled(self):
+        with self.assertRaisesRegex(RuntimeError, "No valid triton configs. PTXASError"):
+            self.launcher(
+                lambda kwargs: False,
+                assembles=lambda kwargs: False,
+                XBLOCK=2,
+                NUM_STAGES=2,
+            )
+
+    def test_rows_that_a_tensor_descriptor_needs(self):
+        _, compiled = self.smaller(
+            lambda kwargs: kwargs["NUM_STAGES"] == 1, XBLOCK=4, NUM_STAGES=2
+        )
+        self.assertEqual(compiled, [(4, 2), (4, 1)])
+        with self.assertRaisesRegex(RuntimeError, "shared memory"):
+            self.launcher(
+                lambda kwargs: kwargs["XBLOCK"] < 4,
+                least={"XBLOCK": 4},
+                XBLOCK=4,
+                NUM_STAGES=2,
+            )
 
     def test_nothing_fits(self):
         with self.assertRaisesRegex(RuntimeError, "shared memory"):

@@ -1,6 +1,7 @@
 # Owner(s): ["module: inductor"]
 """What the tests of mix-order reduction share."""
 
+import ast
 import re
 import unittest
 from unittest import mock
@@ -172,3 +173,24 @@ class MixOrderTestCase(TestCase):
     def loads(self, code):
         """How many loads are before the loop over rows, and how many are in it."""
         return tuple(part.count("tl.load(") for part in self.kernel(code))
+
+    def alignments(self, code):
+        """Bytes that each type's pointers of the mix-order kernel are aligned to."""
+        (kernel,) = (
+            k for k in code.split("async_compile.triton(") if "RSPLIT_SIZE" in k
+        )
+        meta = re.search(r"triton_meta=(\{.*\}),\n", kernel)[1]
+        signature = ast.literal_eval(re.search(r"'signature': (\{.*?\})", meta)[1])
+        (attributes,) = ast.literal_eval(
+            re.search(r"'configs': (\[\{.*?\}\])", meta)[1]
+        )
+        found = {}
+        for i, (name, kind) in enumerate(signature.items()):
+            if kind.startswith("*") and "ws_ptr" not in name:
+                (bytes_,) = (
+                    value
+                    for key, value in attributes.get((i,), [("tt.divisibility", 1)])
+                    if key == "tt.divisibility"
+                )
+                found.setdefault(kind, set()).add(bytes_)
+        return found

@@ -1,8 +1,5 @@
 # Owner(s): ["module: inductor"]
 
-import ast
-import re
-
 import torch
 from torch._inductor.test_case import run_tests
 from torch.testing._internal.common_utils import (
@@ -34,34 +31,11 @@ EVEN = "triton.mix_order_reduction_even_vectors"
 FUSE = {**FUSE_ALL, EVEN: True}
 
 
-class TestBase(MixOrderTestCase):
-    fuse = FUSE
-
-    def alignments(self, code):
-        """Bytes that each type's pointers of the mix-order kernel are aligned to."""
-        (kernel,) = (
-            k for k in code.split("async_compile.triton(") if "RSPLIT_SIZE" in k
-        )
-        meta = re.search(r"triton_meta=(\{.*\}),\n", kernel)[1]
-        signature = ast.literal_eval(re.search(r"'signature': (\{.*?\})", meta)[1])
-        (attributes,) = ast.literal_eval(
-            re.search(r"'configs': (\[\{.*?\}\])", meta)[1]
-        )
-        found = {}
-        for i, (name, kind) in enumerate(signature.items()):
-            if kind.startswith("*") and "ws_ptr" not in name:
-                (bytes_,) = (
-                    value
-                    for key, value in attributes.get((i,), [("tt.divisibility", 1)])
-                    if key == "tt.divisibility"
-                )
-                found.setdefault(kind, set()).add(bytes_)
-        return found
-
-
 @instantiate_parametrized_tests
-class EvenVectorsTest(TestBase):
+class EvenVectorsTest(MixOrderTestCase):
     """As many columns a thread of each tensor as of the widest."""
+
+    fuse = FUSE
 
     @parametrize("even", (True, False))
     @parametrize("mask", (torch.bool, torch.int8))

@@ -1,5 +1,6 @@
 # Owner(s): ["module: inductor"]
 
+import dataclasses
 import re
 import unittest
 
@@ -41,6 +42,11 @@ def rms_norm(x):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1)
 
 
+def gated_norm(x, gate):
+    y = x * torch.sigmoid(gate)
+    return y / (y.abs().mean(-1, keepdim=True) + 1)
+
+
 @on_cuda
 @instantiate_parametrized_tests
 class LongRowsTest(TestCase):
@@ -78,7 +84,12 @@ class LongRowsTest(TestCase):
         self.check(softmax, (3, 4096), PERSISTENT, dtype=torch.bfloat16)
 
     def test_softmax_backward(self):
-        self.check(softmax_backward, (3, 4096), PERSISTENT, 2)
+        self.check(softmax_backward, (3, 3072), PERSISTENT, 2)
+
+    def test_a_row_that_a_loop_reads_in_one_block(self):
+        # nothing is gained but where functions are computed once, or loops store as well
+        self.check(softmax_backward, (3, 4096), LOOPED, 2)
+        self.check(gated_norm, (3, 4096), PERSISTENT, 2)
 
     def test_norm(self):
         self.check(rms_norm, (3, 2048), PERSISTENT)
@@ -135,6 +146,17 @@ class PolicyTest(TestCase):
     def test_padding(self):
         self.assertIsNone(self.why(rnumel=3072))
         self.assertIn("padded to 4096", self.why(rnumel=3071))
+
+    def test_plain(self):
+        plain = {field.name for field in dataclasses.fields(Loops)}
+        self.assertIn("plain", plain)
+
+        def why(rnumel, streams):
+            return why_looped(Loops(rnumel, streams, 2, False, plain=True), 8192)
+
+        self.assertIn("cached", why(2048, 2))
+        self.assertIsNone(why(2048, 1))
+        self.assertIsNone(why(3072, 2))
 
     def test_most(self):
         self.assertIn("more than 2048", self.why(most=2048))

@@ -3,10 +3,12 @@ How many registers a thread of a mix-order kernel needs, from what it computes.
 
 A kernel's need of registers is a sum. Partial accumulators live throughout the loop
 over rows. The peak of what else is live comes at a reduction of a row, at which all
-threads wait: tiles that are needed after it are held in full width, in the type in
-which they are computed, and what was loaded but not yet used as it came. To that
-come rows' values, pointers and the tile in flight. Where the need is more than a
-thread may have, ptxas spills.
+threads wait: tiles that are needed after it are held, what was loaded as it came, what
+was computed in the type in which that is done. A sum over the rows that does not wait
+for the reduction is added up before it. Where rows are loaded again no tile is held, but
+ptxas issues all loads of a pass before it computes, whatever it has to spill for them.
+To that come the addresses of those loads, each of two registers, and what each tensor
+takes. Where the need is more than a thread may have, ptxas spills.
 """
 
 from __future__ import annotations
@@ -49,122 +51,111 @@ class LaunchConfig:
 @dataclasses.dataclass(frozen=True)
 class Demand:
     """
-    What a kernel holds in registers at its peak, in 32-bit registers a thread.
+    What a kernel holds in registers at its peak, in 32-bit registers a thread unless
+    said otherwise.
 
     accumulators: of the partials, throughout
     hoisted: column vectors that were loaded before the loop over rows, throughout
     tiles: live across a row reduction, unless rows are loaded again
-    outputs: of a row that is loaded again: a load can not pass a store, so either what
-        is loaded or what is to be stored is held, whichever is less
-    loads: in flight for the row reductions, where rows are loaded again
-    staged: of those, what comes out of shared memory
-    reloads: in flight for what depends on the reductions, where rows are loaded again
-    several_rows: a tile of more than one row that is loaded again
-    unaligned: a tile that is loaded again an element at a time
-    shuffled: accumulators, where the lanes of a warp have different rows
-    row_values: what a row has one of
+    second_layout: a tile, and for each row reduction its rows, where the column vectors
+        that it is computed with have another layout, so that some is computed in both
+    loads: in flight for the row reductions of a pass, where rows are loaded again
+    addresses: a number, of these loads
+    outputs: of a row that is loaded again, beyond what those loads took: a load from
+        memory can not pass a store, so that either what is loaded for the outputs is
+        held before the first store or what is to be stored, whichever is less
+    converted: a tile, where what is stored changes its layout before
     pointers: a number, of loads and stores
-    one_warp: 1 where no warp waits for another, so that rows are not held together
     """
 
     accumulators: float
     hoisted: float
     tiles: float
-    outputs: float
+    second_layout: float
     loads: float
-    staged: float
-    reloads: float
-    several_rows: float
-    unaligned: float
-    shuffled: float
-    row_values: float
+    addresses: float
+    outputs: float
+    converted: float
     pointers: float
-    one_warp: float
 
     @classmethod
     def of(cls, ops: Sequence[Op], columns: int, launch: LaunchConfig) -> Demand:
         """Of the kernel that computes ``ops`` on rows of ``columns``."""
         layout = Layout.of(ops, columns, launch)
         vector, tile = layout.elements[Width.COLUMNS], layout.elements[Width.TILE]
-        again = launch.reload * tile
-        loads = {
-            width: [op for op in ops if op.name == "load" and op.width == width]
-            for width in Width
-        }
-        stores = [op for op in ops if op.name == "store"]
-        partials = [op for op in ops if op.name == "partial"]
-        accumulators = sum(op.bits for op in partials) / 32
-        accumulators *= tile if launch.accumulate_tiles else vector
-        invariants = sum(op.bits for op in loads[Width.COLUMNS]) / 32 * vector
-        stored = sum(op.memory_bits for op in stores if op.width == Width.TILE) / 32
-        reloaded = _loaded_for(
-            ops, (i for i, op in enumerate(ops) if op.name in ("partial", "store"))
-        )
-        staged = launch.num_stages > 1
+        accumulators = sum(op.bits for op in ops if op.name == "partial") / 32
+        hoisted = sum(op.bits for op in _accesses(ops, "load", Width.COLUMNS)) / 32
+        passes = _row_passes(ops) if launch.reload else []
+        loads = max((sum(map(layout.bits, each)) for each in passes), default=0)
+        outputs = 0.0
+        if launch.reload and launch.num_stages == 1:
+            stores = _accesses(ops, "store", Width.TILE)
+            last = _loaded_for(
+                ops,
+                (i for i, op in enumerate(ops) if op.name == "store"),
+                (Width.TILE,) if launch.hoist else (Width.TILE, Width.COLUMNS),
+            )
+            outputs = min(sum(map(layout.bits, each)) for each in (last, stores))
         return cls(
-            accumulators=accumulators,
-            hoisted=launch.hoist * invariants,
-            tiles=(not launch.reload) * _live_at_reduction(ops) * tile,
-            outputs=again * min(stored, reloaded),
-            loads=again * _loaded_for_reductions(ops, first=1 + staged),
-            staged=again * staged * _loaded_for_reductions(ops, first=1),
-            reloads=again * reloaded,
-            several_rows=again * (launch.xblock > 1),
-            unaligned=again * (layout.vector == 1),
-            shuffled=(not launch.accumulate_tiles)
-            * accumulators
-            * (layout.lanes < _NUM_THREADS_PER_WARP),
-            row_values=len(loads[Width.ROWS]) * layout.elements[Width.ROWS],
-            pointers=sum(map(len, loads.values()))
-            - len(loads[Width.SCALAR])
-            + sum(op.width != Width.SCALAR for op in stores),
-            one_warp=launch.num_warps == 1,
+            accumulators=accumulators * (tile if launch.accumulate_tiles else vector),
+            hoisted=launch.hoist * hoisted * vector,
+            tiles=(not launch.reload) * _live_at_reduction(ops, layout) * tile,
+            second_layout=layout.second
+            * (tile + launch.xblock * sum(op.name == "row_reduction" for op in ops)),
+            loads=loads / 32 * tile,
+            addresses=max(
+                (sum(1 / layout.access(op) for op in each) for each in passes), default=0
+            )
+            * tile,
+            outputs=max(0, outputs - loads) / 32 * tile,
+            converted=layout.converted * tile,
+            pointers=sum(
+                op.name in ("load", "store") and op.width != Width.SCALAR for op in ops
+            ),
         )
 
 
-def _loaded_for(ops: Sequence[Op], wanted: Iterable[int]) -> float:
+def _accesses(ops: Iterable[Op], name: str, width: Width) -> list[Op]:
+    """The loads or the stores, as ``name`` says, of values of ``width``."""
+    return [op for op in ops if op.name == name and op.width == width]
+
+
+def _row_passes(ops: Sequence[Op]) -> list[list[Op]]:
     """
-    32-bit registers, as in memory, of an element of each tile that is loaded for the
-    operations ``wanted``, when the row reductions before them are known.
+    The tiles that each pass over a row loads for row reductions, where rows are loaded
+    again. A reduction that needs another is in a later pass.
+    """
+    row_pass: list[int] = []
+    for op in ops:
+        before = max((row_pass[j] for j in op.inputs), default=0)
+        row_pass.append(before + (op.name == "row_reduction"))
+    return [
+        _loaded_for(
+            ops,
+            (
+                i
+                for i, op in enumerate(ops)
+                if op.name == "row_reduction" and row_pass[i] == each
+            ),
+            (Width.TILE,),
+        )
+        for each in range(1, max(row_pass, default=0) + 1)
+    ]
+
+
+def _loaded_for(
+    ops: Sequence[Op], wanted: Iterable[int], widths: Sequence[Width]
+) -> list[Op]:
+    """
+    The values of ``widths`` that are loaded for the operations ``wanted``, when the
+    row reductions before them are known.
     """
     needed = OrderedSet(wanted)
     roots = OrderedSet(needed)
-    bits = 0
     for i in reversed(range(len(ops))):
-        if i not in needed:
-            continue
-        op = ops[i]
-        if op.name == "load" and op.width == Width.TILE:
-            bits += op.memory_bits
-        if op.name != "row_reduction" or i in roots:
-            needed.update(op.inputs)
-    return bits / 32
-
-
-def _loaded_for_reductions(ops: Sequence[Op], first: int) -> float:
-    """
-    The most that one pass over a row, from the ``first``, loads for row reductions, as
-    above. A reduction that needs another is in a later pass.
-    """
-    passes: dict[int, int] = {}
-    for i, op in enumerate(ops):
-        passes[i] = max((passes[j] for j in op.inputs), default=0)
-        passes[i] += op.name == "row_reduction"
-    last = max(passes.values(), default=0)
-    return max(
-        (
-            _loaded_for(
-                ops,
-                (
-                    i
-                    for i, op in enumerate(ops)
-                    if op.name == "row_reduction" and passes[i] == each
-                ),
-            )
-            for each in range(first, last + 1)
-        ),
-        default=0,
-    )
+        if i in needed and (ops[i].name != "row_reduction" or i in roots):
+            needed.update(ops[i].inputs)
+    return [ops[i] for i in needed if ops[i].name == "load" and ops[i].width in widths]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,35 +164,59 @@ class Layout:
     Triton's blocked layout of a tile: a ``vector`` of elements a thread, threads along
     the row first, of which a row has ``lanes``. ``elements`` are those of a value of
     each width that a thread holds; elements beyond the last column are known to be so
-    where a whole vector of every thread is, and take nothing.
+    where that element of every thread is, and take nothing.
+
+    ``run`` is how many elements follow each other at an aligned address, ``second``
+    whether column vectors have another layout, ``converted`` whether what is stored has.
     """
 
     vector: int
     lanes: int
+    run: int
+    second: bool
+    converted: bool
     elements: dict[Width, int]
 
     @classmethod
     def of(cls, ops: Sequence[Op], columns: int, launch: LaunchConfig) -> Layout:
-        """Of the loads of ``ops``, from rows of ``columns`` that follow each other."""
+        """Of the accesses of ``ops``, to rows of ``columns`` that follow each other."""
         r0_block = next_power_of_2(columns)
         threads = launch.num_warps * _NUM_THREADS_PER_WARP
-        tiles = [op for op in ops if op.name == "load" and op.width == Width.TILE]
-        itemsizes = OrderedSet(op.memory_bits // 8 for op in tiles) or OrderedSet([4])
-        vector = VECTOR_BYTES // min(itemsizes)
-        if launch.even_vectors and len(itemsizes) > 1:
-            vector = even_columns(itemsizes)
-        vector = min(
-            vector,
-            columns & -columns,
-            max(1, launch.xblock * r0_block // threads),
+        run = columns & -columns
+        most = min(run, max(1, launch.xblock * r0_block // threads))
+        loads, stores, vectors = (
+            OrderedSet(op.memory_bits // 8 for op in _accesses(ops, *which))
+            for which in (
+                ("load", Width.TILE),
+                ("store", Width.TILE),
+                ("load", Width.COLUMNS),
+            )
         )
+        even = launch.even_vectors and len(loads | stores) > 1
+
+        def columns_of(itemsizes: OrderedSet[int]) -> int:
+            return even_columns(loads | stores) if even else VECTOR_BYTES // min(itemsizes)
+
+        vector = min(columns_of(loads or OrderedSet([4])), most)
+        stored = min(columns_of(stores), most) if stores else 0
+        second = False
+        if vectors:
+            own = min(VECTOR_BYTES // min(vectors), max(1, r0_block // threads))
+            if launch.xblock == 1:
+                # values of one shape, so of one layout: that of the longest vectors
+                vector = max(vector, own)
+            else:
+                second = own != vector or r0_block < threads * vector
         lanes = min(threads, max(1, r0_block // vector))
-        vector = min(vector, max(1, r0_block // lanes))
-        in_row = vector * -(-columns // (lanes * vector))
+        whole, rest = divmod(columns, lanes * vector)
+        in_row = whole * vector + min(vector, rest)
         rows = max(1, launch.xblock // (threads // lanes))
         return cls(
             vector,
             lanes,
+            run,
+            second,
+            stored not in (0, vector),
             {
                 Width.TILE: in_row * rows,
                 Width.COLUMNS: in_row,
@@ -210,39 +225,59 @@ class Layout:
             },
         )
 
+    def access(self, op: Op) -> int:
+        """Elements that a thread loads or stores at once; all vectors are aligned."""
+        run = self.run if op.width == Width.TILE else self.vector
+        return max(1, min(self.vector, run, VECTOR_BYTES * 8 // op.memory_bits))
 
-def _live_at_reduction(ops: Sequence[Op]) -> float:
+    def bits(self, op: Op) -> int:
+        """
+        Of registers, of an element that is loaded, before it is computed with: elements
+        of less than 4 bytes share a register where they are loaded at once.
+        """
+        return max(op.memory_bits, 32 // self.access(op))
+
+
+def _live_at_reduction(ops: Sequence[Op], layout: Layout) -> float:
     """
     32-bit registers of an element of each of the tiles that are live across a row
-    reduction, that at which most are. Loads are issued first; what was loaded and is
-    not used before it is as in memory.
+    reduction, that at which most are. Loads are issued first, and a sum over rows as
+    soon as the row reductions are known that it needs.
     """
-    loads = [i for i, op in enumerate(ops) if op.name == "load"]
-    order = loads + [i for i, op in enumerate(ops) if op.name != "load"]
-    position = {i: at for at, i in enumerate(order)}
-    first_use: dict[int, int] = {}
-    last_use: dict[int, int] = {}
-    for i, op in enumerate(ops):
+    # after how many row reductions an operation has what it needs
+    known: list[int] = []
+    reductions = 0
+    for op in ops:
+        known.append(max((known[j] for j in op.inputs), default=0))
+        if op.name == "row_reduction":
+            reductions += 1
+            known[-1] = reductions
+    # and after how many it is done, and used last
+    done = [reductions] * len(ops)
+    used = [0] * len(ops)
+    for i in reversed(range(len(ops))):
+        op = ops[i]
+        if op.name == "load":
+            done[i] = 0
+        elif op.name == "row_reduction":
+            done[i] = known[i] - 1
+        elif op.name == "partial":
+            done[i] = known[i]
         for j in op.inputs:
-            first_use[j] = min(first_use.get(j, len(ops)), position[i])
-            last_use[j] = max(last_use.get(j, -1), position[i])
-
-    peak = 0.0
-    for i in order:
-        if ops[i].name != "row_reduction":
-            continue
-        live = 0.0
-        for j, used in last_use.items():
-            op = ops[j]
-            if (
-                op.width == Width.TILE
-                and op.name not in _RECOMPUTED
-                and position[j] <= position[i] < used
-            ):
-                unused = op.name == "load" and first_use[j] > position[i]
-                live += (op.memory_bits if unused else op.bits) / 32
-        peak = max(peak, live)
-    return peak
+            done[j] = min(done[j], done[i])
+            used[j] = max(used[j], done[i])
+    tiles = [
+        (done[i], used[i], layout.bits(op) if op.name == "load" else op.bits)
+        for i, op in enumerate(ops)
+        if op.width == Width.TILE and op.name not in _RECOMPUTED
+    ]
+    return max(
+        (
+            sum(bits for first, last, bits in tiles if first < each <= last) / 32
+            for each in range(1, reductions + 1)
+        ),
+        default=0,
+    )
 
 
 _RECOMPUTED = ("constant", "index_expr")
@@ -269,35 +304,31 @@ class Coefficients:
         )
 
 
-# Fitted on 880 kernels of norms' backwards on 127 to 16384 columns, compiled for sm_80,
+# Fitted on 1163 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
 # sm_90 and sm_100 by the ptxas of Triton 3.6.0, and judged on others.
 COEFFICIENTS = Coefficients(
-    base=13.919,
+    base=-12.143,
     each=Demand(
-        accumulators=1.001,
-        hoisted=0.676,
-        tiles=1.046,
-        outputs=1.083,
-        loads=0.681,
-        staged=0.481,
-        reloads=0.237,
-        several_rows=0.878,
-        unaligned=8.253,
-        shuffled=0.372,
-        row_values=4.174,
-        pointers=0.908,
-        one_warp=-63.394,
+        accumulators=1.124,
+        hoisted=0.497,
+        tiles=0.982,
+        second_layout=1.565,
+        loads=1.685,
+        addresses=0.944,
+        outputs=0.959,
+        converted=0.933,
+        pointers=3.506,
     ),
-    over_64_bytes=-9.690,
-    over_256_bytes=16.984,
+    over_64_bytes=-7.619,
+    over_256_bytes=21.868,
 )
 
 
 # The registers that a pair may need more than there are, for which it is still fused:
 # one kernel with a few values in L1 is faster than two that read the tensor, and long
-# rows need less than it seems (LayerNorm backward of [4096, 16384] in float32: 89 more,
-# and 88 bytes). Beyond it ptxas gives up: 32 registers, and kilobytes of local memory.
-PAIR_OVER = 96
+# rows need less than it seems (LayerNorm backward of [4096, 16384] in float32: 88 bytes
+# of local memory). Beyond it ptxas gives up: 32 registers, and kilobytes of it.
+PAIR_OVER = 150
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from . import config, ir
 from .dependencies import Dep, MemoryDep
 from .loop_body import MemoryUsageType
 from .runtime.hints import ReductionHint
-from .runtime.runtime_utils import next_power_of_2
+from .runtime.runtime_utils import ceildiv, last_power_of_2, next_power_of_2
 from .utils import sympy_dot, sympy_product, triton_type
 from .virtualized import ops, V
 
@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codegen.simd import PartialAccumulate
-    from .codegen.triton import IndexingOptions, TritonCSEVariable, TritonKernel
+    from .codegen.triton import (
+        BlockDescriptorOptions,
+        IndexingOptions,
+        TritonCSEVariable,
+        TritonKernel,
+    )
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
@@ -295,11 +300,19 @@ def final_node(snode: SchedulerNode) -> SchedulerNode:
     return snode.get_outputs()[0].users[0].node  # type: ignore[return-value]
 
 
-def final_reduction_kwargs(nsplit: Union[int, sympy.Expr]) -> dict[str, Any]:
+# Of up to two accumulators, the elements that a program of their final reduction loads
+# at once, and a thread of it.
+MAX_FINAL_TILE = 16 * 1024
+FINAL_ELEMENTS_PER_THREAD = 32
+
+
+def final_reduction_kwargs(
+    nsplit: Union[int, sympy.Expr], columns: sympy.Expr, reductions: int
+) -> dict[str, Any]:
     """
-    Of the kernel that reduces ``nsplit`` rows of a workspace. It has few columns and
-    fewer rows, and is bound by latency: a program takes 8 columns, which are a 32-byte
-    sector in float32, and all rows in a few iterations.
+    Of the kernel that makes ``reductions`` results, of ``columns`` each, of ``nsplit``
+    rows of a workspace. It is bound by latency, so a program loads all rows at once: of
+    16 columns, and where that makes few programs, of 8 or 4, half a 32-byte sector.
     """
     from .codegen.triton import FixedTritonConfig
 
@@ -307,13 +320,18 @@ def final_reduction_kwargs(nsplit: Union[int, sympy.Expr]) -> dict[str, Any]:
     if nsplit == 1 or not isinstance(nsplit, (int, sympy.Integer)):
         return kwargs
     if not (config.max_autotune or config.coordinate_descent_tuning):
-        r0_block = min(128, next_power_of_2(int(nsplit)))
+        numel = V.graph.sizevars.optimization_hint(columns, fallback=4096)
+        xblock = max(4, min(16, next_power_of_2(numel) // 64))
+        pairs = ceildiv(reductions, 2)
+        most = last_power_of_2(max(1, MAX_FINAL_TILE // (pairs * xblock)))
+        r0_block = min(next_power_of_2(int(nsplit)), most)
+        threads = xblock * r0_block * pairs // FINAL_ELEMENTS_PER_THREAD
         kwargs["override_persistent_reduction"] = False
         kwargs["fixed_config"] = FixedTritonConfig(
             {
-                "XBLOCK": 1024 // r0_block,
+                "XBLOCK": xblock,
                 "R0_BLOCK": r0_block,
-                "num_warps": 8,
+                "num_warps": max(4, min(32, next_power_of_2(max(1, threads)) // 32)),
                 "num_stages": 1,
             }
         )
@@ -396,6 +414,42 @@ def is_row_invariant(indexing: IndexingOptions) -> bool:
     """
     return "xmask" not in indexing.mask_vars and not free_symbol_is_type(
         indexing.index, SymT.XBLOCK
+    )
+
+
+def expand_row_invariant(
+    kernel: TritonKernel,
+    indexing: Union[IndexingOptions, BlockDescriptorOptions],
+) -> Union[IndexingOptions, BlockDescriptorOptions]:
+    """
+    The indexing of a load, expanded from ``[1, R0_BLOCK]`` to ``[XBLOCK, R0_BLOCK]``
+    where it is hoisted out of the loop over rows.
+
+    Triton lays a load out by its own elements. A row has fewer than the tile that the
+    threads share, or wider ones, so a thread would have fewer adjacent columns of it;
+    and the row's layout, or both, would be that of what is computed with it, in every
+    iteration. A tile has the layout of the other tiles. Its rows are one in registers:
+    their addresses are the same.
+    """
+    from .codegen.triton import IndexingOptions
+
+    if (
+        not config.triton.mix_order_reduction_expand_row_invariants
+        or kernel.row_split is None
+        or not kernel.row_split.hoist
+        or not kernel.mix_order_reduction
+        or not isinstance(indexing, IndexingOptions)
+        or indexing.expand_shape
+        or not indexing.has_rindex()
+        or indexing.has_tmpmask()
+        or not is_row_invariant(indexing)
+    ):
+        return indexing
+    shape = ("XBLOCK", "R0_BLOCK")
+    return dataclasses.replace(
+        indexing,
+        index_str=f"tl.broadcast_to({indexing.index_str}, [{', '.join(shape)}])",
+        expand_shape=shape,
     )
 
 

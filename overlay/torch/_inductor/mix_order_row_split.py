@@ -65,6 +65,15 @@ SLOW_WARPS_PER_SM = 32
 # Columns that a warp holds of a row of half types, 16 bytes a thread: a warp more than a
 # row has of these holds other rows of the tile.
 COLUMNS_PER_WARP = 32 * 8
+# Rows that begin anywhere are loaded an element at a time. Those of half types cannot be
+# copied asynchronously, so nothing is in flight while a tile is computed but what other
+# programs load: several small ones an SM hide it. What is beyond the columns is not loaded.
+COPY_BYTES = 4  # an asynchronous copy, at least
+UNSTAGED_COLUMNS_PER_THREAD = 24
+UNSTAGED_WARPS_PER_SM = 16
+# where no tensor is stored, and few registers are live
+UNSTAGED_SUM_COLUMNS_PER_THREAD = 32
+UNSTAGED_SUM_WARPS_PER_SM = 32
 MIN_STAGES, MAX_STAGES = 3, 4
 # Registers of a thread for addresses, masks, row statistics and temporaries.
 OTHER_REGISTERS = 28
@@ -93,6 +102,7 @@ class RowCost:
     accumulators: 4-byte accumulators a column, live throughout
     invariants: 4-byte values a column that all rows read, live throughout
     slow: whether some of ``SLOW_FUNCTIONS`` is computed of each element
+    staged: whether asynchronous copies can load the rows
     """
 
     columns: int
@@ -103,6 +113,7 @@ class RowCost:
     accumulators: int
     invariants: int
     slow: bool = False
+    staged: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +128,7 @@ class RowSplit:
     hoist: whether what every row reads is loaded once, before the loop
     accumulate_tiles: whether a partial accumulator is a whole tile, reduced over its
         rows once, after the loop
+    staged: whether asynchronous copies load the rows
     """
 
     num_programs: int
@@ -127,6 +139,7 @@ class RowSplit:
     reload: bool
     hoist: bool
     accumulate_tiles: bool
+    staged: bool = True
 
     def inductor_meta(self) -> dict[str, Any]:
         """
@@ -188,6 +201,10 @@ def row_cost(
         numel = sympy_product(
             size for var, size in dep.ranges.items() if var in dep.index.free_symbols
         )
+        # and those of rows that are split unevenly go beyond the last
+        buffer_numel = V.graph.get_numel(dep.name)
+        if hint(buffer_numel, fallback=0) < hint(numel, fallback=0):
+            numel = buffer_numel
         # Rows that are gathered, of which several are one, or that are made of parts, are
         # tiles as well. A value a row, of rows that are split in two layers, is none: it
         # may have a loop of as many rows as there are columns, and more rows in all.
@@ -218,8 +235,9 @@ def row_cost(
         for node in in_kernel
         for dep in node.read_writes.writes
     )
+    columns = hint(rnumel, fallback=rblock)
     return RowCost(
-        columns=hint(rnumel, fallback=rblock),
+        columns=columns,
         rnumel=rblock,
         stream_bytes=sum(streamed.values()),
         streams=len(streamed),
@@ -232,6 +250,8 @@ def row_cost(
             for snode in node.get_nodes()
             for name in SLOW_FUNCTIONS
         ),
+        staged=not streamed
+        or any(columns * size % COPY_BYTES == 0 for size in streamed.values()),
     )
 
 
@@ -248,6 +268,10 @@ def row_split(
     at most.
     """
     registers_per_sm = device.regs_per_multiprocessor or DEFAULT_REGISTERS_PER_SM
+    if not cost.staged and not cost.slow:
+        split = unstaged_row_split(cost, device, rows, registers_per_sm)
+        if split is not None:
+            return split
     row_bytes = cost.rnumel * max(1, cost.stream_bytes)
     if row_bytes * 2 <= MAX_TILE_BYTES and cost.rnumel > MIN_TILE and not cost.slow:
         xblock = last_power_of_2(MAX_TILE_BYTES // row_bytes)
@@ -343,7 +367,52 @@ def row_split(
         reload=reload,
         hoist=hoist,
         accumulate_tiles=accumulate_tiles(num_warps),
+        staged=cost.staged,
     )
+
+
+def unstaged_row_split(
+    cost: RowCost,
+    device: DeviceProperties,
+    rows: Optional[int],
+    registers_per_sm: int,
+) -> Optional[RowSplit]:
+    """
+    Of rows that are not ``staged``; None where the tiles of one do not fit in registers.
+    """
+    if cost.stores_rows:
+        xblock, live_tiles = max(2, 512 // cost.rnumel), cost.streams + 1
+        most_columns, warps_per_sm = UNSTAGED_COLUMNS_PER_THREAD, UNSTAGED_WARPS_PER_SM
+    else:
+        xblock, live_tiles = max(1, 1024 // cost.rnumel), 1
+        most_columns = UNSTAGED_SUM_COLUMNS_PER_THREAD
+        warps_per_sm = UNSTAGED_SUM_WARPS_PER_SM
+    while xblock:
+        values = (cost.accumulators + cost.invariants + live_tiles * xblock) * cost.columns
+        for num_warps in (1, 2, 4, 8, 16, 32):
+            if (
+                xblock * cost.columns <= most_columns * num_warps * 32
+                and registers(values, num_warps)
+                <= min(MAX_REGISTERS_PER_THREAD, registers_per_sm // (num_warps * 32))
+            ):
+                programs_per_sm = max(1, warps_per_sm // num_warps)
+                programs_per_sm = min(programs_per_sm, PROGRAMS_PER_SM[-1])
+                num_programs = device.multi_processor_count * programs_per_sm
+                if rows is not None:
+                    num_programs = max(1, min(num_programs, ceildiv(rows, xblock)))
+                return RowSplit(
+                    num_programs=num_programs,
+                    programs_per_sm=programs_per_sm,
+                    xblock=xblock,
+                    num_warps=num_warps,
+                    num_stages=1,
+                    reload=False,
+                    hoist=True,
+                    accumulate_tiles=False,
+                    staged=False,
+                )
+        xblock //= 2
+    return None
 
 
 def registers(values: int, num_warps: int) -> int:

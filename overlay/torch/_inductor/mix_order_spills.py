@@ -192,9 +192,12 @@ def _why_spills(
         or DEFAULT_REGISTERS_PER_SM
     )
     columns = V.graph.sizevars.optimization_hint(columns)
+    split = planned_row_split(contiguous, other)
+    if split.reload and not split.staged:
+        return "rows that are not aligned would be loaded an element at a time, twice"
     found = [
         pressure(ops, columns, launch, per_multiprocessor)
-        for launch in launch_configs(planned_row_split(contiguous, other))
+        for launch in launch_configs(split)
     ]
     if not all(each.too_high if absorbs else each.hopeless for each in found):
         return None

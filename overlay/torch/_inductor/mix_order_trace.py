@@ -88,12 +88,14 @@ class _Value:
 
 class Trace(DefaultHandler):
     """
-    An ops handler that lists what it is asked for in ``ops``. ``rows`` is xnumel.
+    An ops handler that lists what it is asked for in ``ops``. ``rows`` is xnumel;
+    buffers that are ``internal`` to the kernel are values, and not stored.
     """
 
-    def __init__(self, rows: sympy.Expr) -> None:
+    def __init__(self, rows: sympy.Expr, internal: OrderedSet[str]) -> None:
         self.ops: list[Op] = []
         self.rows = rows
+        self._internal = internal
         self._side = "row_reduction"
         self._known: dict[Any, _Value] = {}
         self._written: dict[str, _Value] = {}
@@ -110,7 +112,16 @@ class Trace(DefaultHandler):
         The kernel of the contiguous side's nodes and of the other side's reductions;
         what follows the latter comes after the kernel.
         """
-        trace = cls(rows)
+        nodes = [*contiguous, *other]
+        names = OrderedSet(node.get_name() for node in nodes)
+        removable = nodes[0].scheduler.can_buffer_be_removed_through_fusion
+        internal = OrderedSet(
+            name
+            for node in nodes
+            for name in node.get_buffer_names()
+            if removable(name, names)
+        )
+        trace = cls(rows, internal)
         with V.set_ops_handler(trace):
             for node in contiguous:
                 trace._node(node)
@@ -248,7 +259,7 @@ class Trace(DefaultHandler):
 
     def store(self, name: str, index: sympy.Expr, value: _Value, mode: Any = None) -> None:
         self._written[name] = value
-        if name not in V.graph.removed_buffers:
+        if name not in V.graph.removed_buffers and name not in self._internal:
             bits = V.graph.get_dtype(name).itemsize * 8
             width = Width(self.ops[value.position].width | self._width_of(index))
             self._add(Op("store", (value.position,), width, 0, bits), name)

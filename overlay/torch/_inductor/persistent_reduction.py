@@ -36,6 +36,8 @@ COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
 # them, a looped one only those of its last block.
 MAX_PADDING = 1 / 3
+# Functions that are worth computing once.
+FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "pow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +48,14 @@ class Loops:
     streams: buffers that each column loads
     loops: over the row, if it is looped
     online_softmax: whether a loop has the maximum and the sum of exponentials
+    plain: whether loops compute nothing but arithmetic, and the last alone stores
     """
 
     rnumel: int
     streams: int
     loops: int
     online_softmax: bool
+    plain: bool = False
 
 
 def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
@@ -72,6 +76,12 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
             node.node.get_reduction_type() == "online_softmax_reduce"  # type: ignore[union-attr]
             for node in features.reduction_nodes()
         ),
+        plain=not any(loop.count_per_thread for loop in stats.looped.writes.loop[:-1])
+        and not any(
+            node._body.has_op(name)
+            for node in features.scheduler_nodes()
+            for name in FUNCTIONS
+        ),
     )
 
 
@@ -82,6 +92,8 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     if row.loops < 2 and not row.online_softmax:
         return "one loop does all"
     padded = next_power_of_2(row.rnumel)
+    if row.plain and row.streams > 1 and padded == row.rnumel:
+        return "a block of its loop is a row, which is cached when it is read again"
     if padded > row.rnumel * (1 + MAX_PADDING):
         return f"{row.rnumel} columns are padded to {padded}"
     if num_warps(row) is None:

@@ -15,9 +15,10 @@ many columns as the widest has in 16 bytes.
 
 from __future__ import annotations
 
+import math
 from typing import Any, TYPE_CHECKING
 
-from torch.utils._ordered_set import OrderedSet
+import sympy
 
 from .codegen.common import TensorArg
 from .dependencies import MemoryDep
@@ -70,24 +71,7 @@ def even_vectors(
     addresses of tensors that are accessed whole, so that a thread has as many columns
     of each as of the widest type.
     """
-    numel = features.numel * features.reduction_numel
-    whole = OrderedSet(
-        name
-        for name, deps in features.buf_accesses().items()
-        if any(
-            isinstance(dep, MemoryDep)
-            # loops that do not move the index are broadcast over
-            and V.graph.sizevars.statically_known_equals(
-                sympy_product(
-                    size
-                    for var, size in dep.ranges.items()
-                    if var in dep.index.free_symbols
-                ),
-                numel,
-            )
-            for dep in deps
-        )
-    )
+    whole = accesses(features, features.numel * features.reduction_numel)
     itemsizes = {
         arg.buffer: arg.dtype.itemsize
         for arg in signature
@@ -101,4 +85,61 @@ def even_vectors(
         for name, itemsize in itemsizes.items()
         if columns * itemsize < VECTOR_BYTES
     }
+    limit_alignment(attributes, signature, narrower)
+
+
+def accesses(
+    features: SIMDKernelFeatures, numel: sympy.Expr
+) -> dict[str, list[MemoryDep]]:
+    """By buffer, the accesses of a kernel that touch ``numel`` elements."""
+    found: dict[str, list[MemoryDep]] = {}
+    for name, deps in features.buf_accesses().items():
+        for dep in deps:
+            if isinstance(
+                dep, MemoryDep
+            ) and V.graph.sizevars.statically_known_equals(
+                # loops that do not move the index are broadcast over
+                sympy_product(
+                    size
+                    for var, size in dep.ranges.items()
+                    if var in dep.index.free_symbols
+                ),
+                numel,
+            ):
+                found.setdefault(name, []).append(dep)
+    return found
+
+
+def aligned_columns(dep: MemoryDep) -> int:
+    """
+    Adjacent columns that a thread can load at once of rows that begin where ``dep``
+    says: 1 where their stride is odd.
+    """
+    alignment = VECTOR_BYTES
+    for term in sympy.Add.make_args(sympy.expand(dep.index)):
+        stride, rest = term.as_coeff_Mul()
+        if stride != 1 or rest == 1:
+            alignment = math.gcd(alignment, int(stride))
+    itemsize = V.graph.get_dtype(dep.name).itemsize
+    return max(1, min(alignment, VECTOR_BYTES // itemsize))
+
+
+def row_vectors(
+    attributes: Any, signature: Sequence[Any], features: SIMDKernelFeatures
+) -> None:
+    """
+    Lower what ``attributes`` say of the addresses of what every row reads, so that a
+    thread has no more columns of it than of the rows, which may begin anywhere.
+    """
+    whole = accesses(features, features.numel * features.reduction_numel)
+    columns = min(
+        (aligned_columns(dep) for deps in whole.values() for dep in deps), default=0
+    )
+    shared = accesses(features, features.reduction_numel)
+    limits = {
+        arg.buffer: columns * arg.dtype.itemsize
+        for arg in signature
+        if isinstance(arg, TensorArg) and arg.buffer in shared.keys() - whole.keys()
+    }
+    narrower = {name: size for name, size in limits.items() if 0 < size < VECTOR_BYTES}
     limit_alignment(attributes, signature, narrower)

@@ -35,8 +35,11 @@ NON_STRICT = {
 }
 
 
-def collect(gpu: str, count: int, seed: int, path: Path) -> None:
-    """Append `count` kernels for `gpu` to `path`, a line each; what is there is kept."""
+def collect(gpu: str, count: int, seed: int, path: Path, outputs: int = 0) -> None:
+    """Append `count` kernels for `gpu` to `path`, a line each; what is there is kept.
+
+    The programs are those of `seed`, with up to so many more `outputs`.
+    """
     from graft.lab import devices, fakegpu
 
     device = devices.find(gpu)
@@ -47,7 +50,7 @@ def collect(gpu: str, count: int, seed: int, path: Path) -> None:
     start = time.monotonic()
     made = len(done)
     with inductor_config.patch({**NON_STRICT, **_knobs_off(inductor_config)}):
-        for number, program in enumerate(programs(seed)):
+        for number, program in enumerate(programs(seed, outputs)):
             if made >= count:
                 break
             if number in done:
@@ -71,23 +74,15 @@ def _knobs_off(inductor_config: Any) -> dict[str, Any]:
 
 def _lines(seed: int, number: int, program: Program, device: Any) -> Iterator[dict[str, Any]]:
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    from graft.lab import assemble, capture
-    from graft.lab import compile as compiling
+    from graft.lab import assemble
 
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    torch._dynamo.reset()
     try:
-        module, inputs = make(program, mode)
+        kernels = _kernels(program)
     except Exception as error:  # a program that cannot be traced says nothing about registers
         print(f"{program}: {error}", file=sys.stderr)
         return
-    with watching() as traces:
-        (compiled,) = compiling.graphs([capture.Graph("forward", module, tuple(inputs))])
-    kernels = [kernel for kernel in compiled.kernels if kernel.kind == compiling.MIX_ORDER]
-    for index, (kernel, made) in enumerate(zip(kernels, traces, strict=True)):
+    for index, (kernel, made) in enumerate(kernels):
         found = assemble.assemble(kernel, device)
         yield {
             "seed": seed,
@@ -99,6 +94,24 @@ def _lines(seed: int, number: int, program: Program, device: Any) -> Iterator[di
             "even_vectors": torch._inductor.config.triton.mix_order_reduction_even_vectors,
             "configs": [_config(each) for each in found],
         }
+
+
+def _kernels(program: Program) -> list[tuple[Any, dict[str, Any]]]:
+    """The mix-order kernels of `program`, not compiled, each with what the model is given."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from graft.lab import capture
+    from graft.lab import compile as compiling
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    torch._dynamo.reset()
+    module, inputs = make(program, mode)
+    with watching() as traces:
+        (compiled,) = compiling.graphs([capture.Graph("forward", module, tuple(inputs))])
+    kernels = [kernel for kernel in compiled.kernels if kernel.kind == compiling.MIX_ORDER]
+    return list(zip(kernels, traces, strict=True))
 
 
 def _config(assembly: Any) -> dict[str, Any]:
@@ -158,6 +171,41 @@ def retrace(files: list[Path], output: Path) -> None:
 
     A kernel whose program is fused differently today is left out: what was compiled is another.
     """
+    with _again(files, output) as (lines, _):
+        for line, (_, made) in lines:
+            line["trace"] = made["trace"]
+
+
+def fewest(files: list[Path], output: Path) -> None:
+    """Write the kernels of `files` to `output` with how few registers would do for each."""
+    import torch._inductor.config as inductor_config
+
+    from graft.lab import assemble
+    from graft.lab.fewest_registers import fewest_registers
+
+    with _again(files, output) as (lines, device):
+        for line, (kernel, _) in lines:
+            tuner = assemble.load(kernel)
+            tuner._make_launchers = lambda: None
+            with inductor_config.patch(use_static_triton_launcher=False):
+                result = tuner._precompile_config(tuner.configs[0])
+            most = _most_registers(device, line["configs"][0]["num_warps"])
+            line["fewest_registers"] = fewest_registers(
+                result.kernel.asm["ptx"], device.capability, most, SPILL_BYTES
+            )
+
+
+def _most_registers(device: Any, num_warps: int) -> int:
+    """That a thread of a block of `num_warps` can have."""
+    return int(min(255, device.registers_per_sm // (32 * num_warps)))
+
+
+@contextmanager
+def _again(files: list[Path], output: Path) -> Iterator[tuple[Any, Any]]:
+    """The lines of `files`, each with its kernel as it is made today, and the GPU that it is for.
+
+    What the caller makes of the lines is written to `output` afterwards.
+    """
     import torch._inductor.config as inductor_config
 
     from graft.lab import devices, fakegpu
@@ -169,36 +217,29 @@ def retrace(files: list[Path], output: Path) -> None:
     device = devices.find(keys.pop())
     fakegpu.install(device)
     kept = []
-    with inductor_config.patch({**NON_STRICT, **_knobs_off(inductor_config)}):
+
+    def made() -> Iterator[tuple[dict[str, Any], Any]]:
         for line in lines:
             program = Program(**{**line["program"], "sums": tuple(line["program"]["sums"])})
-            found = list(_traces(program))
-            if len(found) > line["kernel"] and _same(found[line["kernel"]]["trace"], line["trace"]):
-                kept.append({**line, "trace": found[line["kernel"]]["trace"]})
+            found = _kernels(program)
+            if len(found) <= line["kernel"]:
+                continue
+            kernel = found[line["kernel"]]
+            if _same(kernel[1]["trace"], line["trace"]):
+                kept.append(line)
+                yield line, kernel
+
+    with inductor_config.patch({**NON_STRICT, **_knobs_off(inductor_config)}):
+        yield made(), device
     output.write_text("".join(json.dumps(line) + "\n" for line in kept))
     print(f"{output}: {len(kept)} of {len(lines)} kernels")
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two kernels write the same."""
-    stores = [sum(op[0] == "store" for op in ops) for ops in (one, other)]
-    return stores[0] == stores[1]
-
-
-def _traces(program: Program) -> list[dict[str, Any]]:
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    from graft.lab import capture
-    from graft.lab import compile as compiling
-
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    torch._dynamo.reset()
-    module, inputs = make(program, mode)
-    with watching() as traces:
-        compiling.graphs([capture.Graph("forward", module, tuple(inputs))])
-    return traces
+    """Whether two kernels reduce the same."""
+    kinds = ("row_reduction", "partial")
+    counts = [[sum(op[0] == kind for op in ops) for kind in kinds] for ops in (one, other)]
+    return counts[0] == counts[1]
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -216,19 +257,22 @@ SPILL_BYTES = 64
 # From this many on a kernel should do less.
 HIGH_BYTES = 256
 # The programs of these seeds were not looked at while terms were chosen and coefficients fitted.
-HELD_OUT_SEEDS = range(300, 400)
+HELD_OUT_SEEDS = (*range(600, 700), *range(800, 900), *range(1000, 1100))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One kernel at one configuration: terms of the model, and what `ptxas` made of it."""
+    """One kernel at one configuration: terms of the model, and what `ptxas` made of it.
+
+    `fewest` is how few registers would do, where that was asked.
+    """
 
     gpu: str
     held_out: bool
     terms: tuple[float, ...]
     limit: int
-    registers: int
     spill_bytes: int
+    fewest: int | None = None
 
     @property
     def spilled(self) -> bool:
@@ -237,9 +281,14 @@ class Sample:
 
 
 def samples(path: Path) -> list[Sample]:
-    """What `path` has, every other program held out."""
+    """What `path` has, without kernels that no GPU runs: those with too much shared memory.
+
+    They are compiled again with fewer stages when they are loaded.
+    """
     from torch._inductor import mix_order_pressure as model
     from torch._inductor.mix_order_trace import Op, Width
+
+    from graft.lab import devices
 
     found = []
     for line in read(path):
@@ -248,7 +297,8 @@ def samples(path: Path) -> list[Sample]:
             for name, inputs, width, bits, memory_bits in line["trace"]
         ]
         for config in line["configs"]:
-            if config["error"]:
+            most_shared = devices.find(line["gpu"]).shared_memory_per_block_optin_bytes
+            if config["error"] or config["shared_bytes"] > most_shared:
                 continue
             launch = model.LaunchConfig(
                 config["xblock"],
@@ -266,8 +316,8 @@ def samples(path: Path) -> list[Sample]:
                     held_out=line["seed"] in HELD_OUT_SEEDS,
                     terms=(1.0, *astuple(demand)),
                     limit=model.pressure(ops, line["columns"], launch).limit,
-                    registers=config["registers"],
                     spill_bytes=config["spill_bytes"],
+                    fewest=line.get("fewest_registers"),
                 )
             )
     return found
@@ -277,27 +327,27 @@ def fit(found: list[Sample], without: tuple[int, ...] = ()) -> list[float]:
     """Coefficients of the terms, and registers over the limit at which kernels spill too much.
 
     The terms at the positions `without` get none, and nor does one that would be negative: nothing
-    that is held takes less than nothing, but for the last, a single warp. The lines are drawn where
-    `_MISSED` of the kernels of `found` that spill over `SPILL_BYTES`, or `HIGH_BYTES`, need less.
+    that is held takes less than nothing. The lines are drawn where `_MISSED` of the kernels of
+    `found` that spill over `SPILL_BYTES`, or `HIGH_BYTES`, need less.
 
     Minimises the logistic loss of 'spills' over need less limit, and the squared error of the
-    counts of kernels that neither spill nor use all they may: convex, by Newton's method.
+    need where it is known: convex, by Newton's method.
     """
     import numpy as np
 
     terms = np.array([sample.terms for sample in found])
     terms[:, list(without)] = 0.0
     limit = np.array([float(sample.limit) for sample in found])
-    registers = np.array([float(sample.registers) for sample in found])
+    fewest = np.array([float(sample.fewest or 0) for sample in found])
     spilled = np.array([sample.spilled for sample in found])
-    counted = ~spilled & (registers < limit - 1)
+    counted = fewest > 0
     weight = np.where(spilled, _MISS_WEIGHT, 1.0)
-    target = np.where(spilled, limit + 40, registers)
+    target = np.where(spilled, limit + 40, np.where(counted, fewest, limit - 40))
     solution = np.linalg.lstsq(terms, target, rcond=None)[0]
     for _ in range(100):
         need = terms @ solution
         chance = 1 / (1 + np.exp(-np.clip((need - limit) / _SPILL_SCALE, -40, 40)))
-        error = np.where(counted, need - registers, 0.0) / _COUNT_SCALE**2
+        error = np.where(counted, need - fewest, 0.0) / _COUNT_SCALE**2
         gradient = terms.T @ (weight * (chance - spilled) / _SPILL_SCALE + error)
         curvature = weight * chance * (1 - chance) / _SPILL_SCALE**2 + counted / _COUNT_SCALE**2
         hessian = (terms.T * curvature) @ terms + 1e-6 * np.eye(terms.shape[1])
@@ -305,7 +355,7 @@ def fit(found: list[Sample], without: tuple[int, ...] = ()) -> list[float]:
         # a whole step may leave the region in which the logistic is a parabola
         solution = solution - step * min(1.0, 20.0 / max(1e-9, np.abs(terms @ step).max()))
     solution[list(without)] = 0.0
-    negative = [i for i, value in enumerate(solution[:-1]) if value < 0]
+    negative = [i for i, value in enumerate(solution) if i and value < 0]
     if negative:
         return fit(found, (*without, *negative))
     over = terms @ solution - limit
@@ -350,11 +400,11 @@ def main() -> None:
     """The command line that the module's docstring shows."""
     command, *arguments = sys.argv[1:]
     if command == "collect":
-        gpu, count, seed, file = arguments
-        collect(gpu, int(count), int(seed), Path(file))
-    elif command == "retrace":
+        gpu, count, seed, file, *outputs = arguments
+        collect(gpu, int(count), int(seed), Path(file), *map(int, outputs))
+    elif command in ("retrace", "fewest"):
         *files, output = map(Path, arguments)
-        retrace(files, output)
+        (retrace if command == "retrace" else fewest)(files, output)
     elif command in ("fit", "report"):
         from torch._inductor import mix_order_pressure as model
 
@@ -371,7 +421,7 @@ def main() -> None:
             print(f"    {name}={value:.3f},")
         print("\n".join(judge(found, coefficients)))
     else:
-        raise UsageError(f"{command} is none of collect, retrace, fit, report")
+        raise UsageError(f"{command} is none of collect, retrace, fewest, fit, report")
 
 
 if __name__ == "__main__":

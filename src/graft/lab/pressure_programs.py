@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ COLUMNS = (
     *(128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560),
     *(3072, 4096, 5120, 6144, 8192, 10240, 12288, 16384),
 )
+# Rows that do not start at 16 bytes, of half types or of any.
+UNALIGNED_COLUMNS = (130, 300, 1001, 1700, 2050, 3333, 4100, 5001, 7002, 9999, 12290)
 # Enough to fill any GPU: a kernel does not depend on them otherwise.
 ROWS = (8192, 32768)
 
@@ -26,7 +28,8 @@ class Program:
     `sums` are extra sums over the rows: "product" of dy and one more tensor, "scaled" by a function
     of what is there, "output" of dx itself. `residuals` are gradients that are added to dx, each
     with a vector over the columns that mixes it where `mixed`. `dropout` is "mask" (saved) or
-    "seed" (generated again). `copies` are further outputs, dx scaled by a vector.
+    "seed" (generated again). `copies` are further outputs, dx scaled by a vector. `gelu` is the
+    approximation ("none" or "tanh") of a GELU between the norm and dy, whose backward is fused.
     """
 
     norm: str
@@ -41,6 +44,7 @@ class Program:
     dropout: str = ""
     copies: int = 0
     recomputed: bool = False
+    gelu: str = ""
 
     def specs(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each input, in the order in which `fn` takes them."""
@@ -48,6 +52,7 @@ class Program:
         dtype, saved = DTYPES[self.dtype], DTYPES[self.saved_dtype]
         specs = [(tile, dtype), (tile, saved), (vector, dtype)]
         specs += [(row, torch.float32)] * (0 if self.recomputed else 2)
+        specs += [(tile, dtype)] if self.gelu else []
         specs += [(tile, torch.bool)] if self.dropout == "mask" else []
         specs += [((), torch.int64)] if self.dropout == "seed" else []
         for _ in range(self.residuals):
@@ -67,6 +72,8 @@ class Program:
         else:
             mean, rstd = next(take), next(take)
             centred = x - mean if self.norm == "layer" else x
+        if self.gelu:
+            dy = torch.ops.aten.gelu_backward(dy, next(take).float(), approximate=self.gelu)
         if self.dropout == "mask":
             dy = dy * next(take) * 1.25
         elif self.dropout == "seed":
@@ -114,12 +121,18 @@ _FUNCTIONS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
 )
 
 
-def programs(seed: int) -> Iterator[Program]:
-    """An endless sequence of distinct programs, the same for the same `seed`."""
-    draw = random.Random(seed)
+def programs(seed: int, outputs: int = 0) -> Iterator[Program]:
+    """An endless sequence of distinct programs, the same for the same `seed`.
+
+    With `outputs`, each has at least one more, and up to so many.
+    """
+    draw, draw_outputs = random.Random(seed), random.Random(seed)
     seen: set[Program] = set()
     while True:
         program = _draw(draw)
+        if outputs:
+            more = draw_outputs.randint(1, outputs)
+            program = replace(program, copies=program.copies + more)
         if program not in seen:
             seen.add(program)
             yield program
@@ -134,13 +147,14 @@ def _draw(draw: random.Random) -> Program:
         saved_dtype=draw.choice((dtype, dtype, "fp32")),
         output_dtype=draw.choice((dtype, dtype, "fp32")),
         rows=draw.choice(ROWS),
-        columns=draw.choice(COLUMNS),
+        columns=draw.choice(COLUMNS if draw.random() < 0.85 else UNALIGNED_COLUMNS),
         sums=tuple(draw.choice(("product", "scaled")) for _ in range(count)),
         residuals=draw.choice((0, 0, 1, 2, 3)),
         mixed=draw.random() < 0.4,
         dropout=draw.choices(("", "mask", "seed"), (6, 2, 1))[0],
         copies=draw.choice((0, 0, 0, 1, 2)),
         recomputed=draw.random() < 0.25,
+        gelu=draw.choices(("", "none", "tanh"), (6, 1, 1))[0],
     )
 
 
