@@ -107,6 +107,16 @@ class RowInvariantsTest(MixOrderTestCase):
         code = self.check(f, x, randn(columns))
         self.assertEqual(self.alignments(code), {"*bf16": {16}, "*fp32": {weight}})
 
+    def test_a_stride_that_is_not_known(self):
+        def f(x, weight):
+            y = x[:, :96] * weight
+            return y.sum(0), (y - y.mean(-1, keepdim=True)).bfloat16()
+
+        x = randn(133, 160, dtype=torch.bfloat16)
+        torch._dynamo.mark_dynamic(x, 1)
+        code = self.check(f, x, randn(96))
+        self.assertEqual(self.alignments(code)["*fp32"], {4})
+
     def test_rows_of_a_wider_tensor(self):
         x = randn(133, 97, dtype=torch.bfloat16)[:, :96]
         code = self.check(weighted, x, randn(96))

@@ -76,6 +76,18 @@ class KernelTest(MixOrderTestCase):
         x = randn(133, columns, dtype=dtype)
         self.assertEqual(self.stages(both, x) > 1, staged)
 
+    # the first column, and the columns of the tensor that 96 are of
+    @parametrize(
+        "first,width,staged",
+        ((0, 201, False), (1, 200, False), (2, 200, True), (0, 200, True)),
+    )
+    def test_rows_of_a_wider_tensor(self, first, width, staged):
+        def f(x):
+            return both(x[:, first : first + 96])
+
+        x = randn(133, width, dtype=BF16)
+        self.assertEqual(self.stages(f, x) > 1, staged)
+
     def test_some_rows_that_are_staged(self):
         x, y = randn(133, 513, dtype=BF16), randn(133, 513)
         self.assertGreater(self.stages(both_of_two, x, y), 1)
@@ -135,6 +147,11 @@ class PolicyTest(TestCase):
     def test_no_more_programs_than_tiles(self, rows):
         split = row_split(self.cost(2049), H200, rows)
         self.assertLessEqual(split.num_programs * split.xblock, rows + split.xblock - 1)
+
+    def test_what_is_given(self):
+        split = row_split(self.cost(513), H200, 100_000, 3, 1)
+        self.assertEqual((split.programs_per_sm, split.num_programs), (3, 396))
+        self.assertEqual((split.xblock, split.num_stages), (1, 1))
 
     def test_many_buffers(self):
         # fewer rows at once, and where one does not fit, rows are loaded twice

@@ -22,6 +22,7 @@ weighs, per SM:
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
@@ -31,6 +32,7 @@ from .dependencies import MemoryDep
 from .mix_order_reduction import accumulate_dtype
 from .runtime.runtime_utils import ceildiv, last_power_of_2
 from .utils import get_dtype_size, sympy_product
+from .vector_width import aligned_columns
 from .virtualized import V
 
 
@@ -192,7 +194,9 @@ def row_cost(
     hint = V.graph.sizevars.optimization_hint
     nodes = [*contiguous, *other]
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
+    columns = hint(rnumel, fallback=rblock)
     streamed: dict[str, int] = {}
+    staged = False
     invariant: OrderedSet[str] = OrderedSet()
     for dep in (dep for node in in_kernel for dep in node.read_writes.reads):
         if not isinstance(dep, MemoryDep) or dep.name in written:
@@ -218,7 +222,11 @@ def row_cost(
         if whole_rows or hint(numel, fallback=0) > 2 * max(
             hint(xnumel, fallback=0), hint(rnumel, fallback=rblock)
         ):
-            streamed[dep.name] = get_dtype_size(V.graph.get_dtype(dep.name))
+            size = get_dtype_size(V.graph.get_dtype(dep.name))
+            streamed[dep.name] = size
+            # what masks the end of a row is known of as many columns at once, too
+            adjacent = math.gcd(aligned_columns(dep), columns)
+            staged |= adjacent * size % COPY_BYTES == 0
         elif statically_known_equals(numel, rnumel):
             invariant.add(dep.name)
     accumulator_bytes = 0
@@ -235,7 +243,6 @@ def row_cost(
         for node in in_kernel
         for dep in node.read_writes.writes
     )
-    columns = hint(rnumel, fallback=rblock)
     return RowCost(
         columns=columns,
         rnumel=rblock,
@@ -250,8 +257,7 @@ def row_cost(
             for snode in node.get_nodes()
             for name in SLOW_FUNCTIONS
         ),
-        staged=not streamed
-        or any(columns * size % COPY_BYTES == 0 for size in streamed.values()),
+        staged=staged or not streamed,
     )
 
 
@@ -269,7 +275,9 @@ def row_split(
     """
     registers_per_sm = device.regs_per_multiprocessor or DEFAULT_REGISTERS_PER_SM
     if not cost.staged and not cost.slow:
-        split = unstaged_row_split(cost, device, rows, registers_per_sm)
+        split = unstaged_row_split(
+            cost, device, rows, registers_per_sm, programs_per_sm, most_rows
+        )
         if split is not None:
             return split
     row_bytes = cost.rnumel * max(1, cost.stream_bytes)
@@ -376,6 +384,8 @@ def unstaged_row_split(
     device: DeviceProperties,
     rows: Optional[int],
     registers_per_sm: int,
+    programs_per_sm: Optional[int],
+    most_rows: Optional[int],
 ) -> Optional[RowSplit]:
     """
     Of rows that are not ``staged``; None where the tiles of one do not fit in registers.
@@ -387,6 +397,7 @@ def unstaged_row_split(
         xblock, live_tiles = max(1, 1024 // cost.rnumel), 1
         most_columns = UNSTAGED_SUM_COLUMNS_PER_THREAD
         warps_per_sm = UNSTAGED_SUM_WARPS_PER_SM
+    xblock = min(xblock, most_rows or xblock)
     while xblock:
         values = (cost.accumulators + cost.invariants + live_tiles * xblock) * cost.columns
         for num_warps in (1, 2, 4, 8, 16, 32):
@@ -395,8 +406,9 @@ def unstaged_row_split(
                 and registers(values, num_warps)
                 <= min(MAX_REGISTERS_PER_THREAD, registers_per_sm // (num_warps * 32))
             ):
-                programs_per_sm = max(1, warps_per_sm // num_warps)
-                programs_per_sm = min(programs_per_sm, PROGRAMS_PER_SM[-1])
+                if programs_per_sm is None:
+                    most = max(1, warps_per_sm // num_warps)
+                    programs_per_sm = min(most, PROGRAMS_PER_SM[-1])
                 num_programs = device.multi_processor_count * programs_per_sm
                 if rows is not None:
                     num_programs = max(1, min(num_programs, ceildiv(rows, xblock)))

@@ -118,7 +118,7 @@ def aligned_columns(dep: MemoryDep) -> int:
     alignment = VECTOR_BYTES
     for term in sympy.Add.make_args(sympy.expand(dep.index)):
         stride, rest = term.as_coeff_Mul()
-        if stride != 1 or rest == 1:
+        if stride != 1 or rest == 1 or rest.free_symbols - dep.ranges.keys():
             alignment = math.gcd(alignment, int(stride))
     itemsize = V.graph.get_dtype(dep.name).itemsize
     return max(1, min(alignment, VECTOR_BYTES // itemsize))

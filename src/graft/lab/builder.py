@@ -208,7 +208,13 @@ class Builder(InterpreterBuilder):
         return TensorHandle(self.memory.read(ptr.data, interpreter._get_np_dtype(dtype)), dtype)
 
     def create_masked_load(
-        self, ptrs: Any, mask: Any, other: Any, _0: Any, _1: Any, is_volatile: Any
+        self,
+        ptrs: Any,
+        mask: Any,
+        other: Any,
+        cache_modifier: Any,  # by their names: a descriptor's load gives them so
+        eviction_policy: Any,
+        is_volatile: Any,
     ) -> TensorHandle:
         dtype = ptrs.get_element_ty()
         np_dtype = interpreter._get_np_dtype(dtype)
