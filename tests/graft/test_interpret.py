@@ -42,6 +42,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         tl.store(target + index, value)
 
     @triton.jit
+    def descriptor_kernel(source, target, rows, columns, BLOCK: tl.constexpr):
+        shape, strides = [rows, columns], [columns, 1]
+        read = tl.make_tensor_descriptor(source, shape, strides, [BLOCK, BLOCK])
+        write = tl.make_tensor_descriptor(target, shape, strides, [BLOCK, BLOCK])
+        write.store([0, 0], read.load([0, 0]) * 2)
+
+    @triton.jit
     def overrun_kernel(
         source, target, xnumel, r0_numel, XBLOCK: tl.constexpr, RSPLIT: tl.constexpr
     ):
@@ -118,6 +125,17 @@ def in_lab_masked() -> Any:
 
 def test_lanes_that_are_masked_off_are_not_read(lab: LabProcess) -> None:
     assert lab("masked") == [[0, 1, 2, 3, 4, 7, 7, 7], 0]
+
+
+def in_lab_descriptor() -> Any:
+    source = torch.arange(24.0).view(6, 4)
+    target = torch.zeros(6, 4)
+    launch(descriptor_kernel, source=source, target=target, rows=6, columns=4, BLOCK=8)
+    return bool(torch.equal(target, 2 * source))
+
+
+def test_a_descriptor_loads_and_stores_what_there_is(lab: LabProcess) -> None:
+    assert lab("descriptor")
 
 
 def in_lab_write_outside() -> str:
