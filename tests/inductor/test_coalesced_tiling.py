@@ -32,6 +32,7 @@ OPTIONS = {
     "triton.force_cooperative_reductions": False,
     "triton.block_reduction_tiles": True,
     "triton.mix_order_reduction": False,
+    "triton.max_stored_repeats": 1,
     "split_reductions": False,
     "loop_ordering_after_fusion": True,
     "deterministic": False,

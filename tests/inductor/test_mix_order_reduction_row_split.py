@@ -124,6 +124,13 @@ class PersistentRowsTest(MixOrderTestCase):
         )
         self.assertEqual({cost.streams for cost in costs}, {2})
 
+    # where there are as many rows as columns, their number does not tell which it is
+    @parametrize("rows,columns", ((133, 128), (128, 128), (1024, 1024)))
+    def test_a_value_a_row_is_not_every_rows(self, rows, columns):
+        args = rms_norm_args(rows, columns)
+        costs = self.costs(rms_norm_backward, *args, split_reductions=True)
+        self.assertEqual({cost.invariants for cost in costs}, {1})
+
     def test_parts_of_a_row_are_streams(self):
         # as the backward of q, k and v of one projection puts its parts together
         def f(q, k, v):

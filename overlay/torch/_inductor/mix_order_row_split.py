@@ -29,7 +29,8 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config
 from .dependencies import MemoryDep
-from .mix_order_reduction import accumulate_dtype
+from .mix_order_reduction import accessed_numel, accumulate_dtype
+from .runtime.hints import TRITON_MAX_BLOCK
 from .runtime.runtime_utils import ceildiv, last_power_of_2
 from .utils import get_dtype_size, sympy_product
 from .vector_width import aligned_columns
@@ -64,6 +65,10 @@ SLOW_FUNCTIONS = OrderedSet(["tanh"])
 SLOW_ELEMENTS_PER_THREAD = 8
 SLOW_MAX_WARPS = 16
 SLOW_WARPS_PER_SM = 32
+# Of a program whose row, in a tile of its own, all but fills the registers of an SM.
+WIDE_ROW_WARPS = 8
+# Of its registers, besides accumulators and rows, in tiles.
+WIDE_ROW_OTHER_TILES = 0.6
 # Columns that a warp holds of a row of half types, 16 bytes a thread: a warp more than a
 # row has of these holds other rows of the tile.
 COLUMNS_PER_WARP = 32 * 8
@@ -143,6 +148,19 @@ class RowSplit:
     accumulate_tiles: bool
     staged: bool = True
 
+    @property
+    def max_xblock(self) -> int:
+        """
+        Rows that a tile may have, autotuned or not. Where the rows are a multiple of it
+        they need no mask, and never where it is 1: a program ends at the last row.
+        """
+        bounded = (
+            config.triton.mix_order_reduction_bound_tiles
+            # descriptors have a least size of their own
+            and not config.triton.use_tensor_descriptor
+        )
+        return self.xblock if bounded else TRITON_MAX_BLOCK["X"]
+
     def inductor_meta(self) -> dict[str, Any]:
         """
         What the runtime needs: the programs, and the configurations from which
@@ -160,7 +178,11 @@ class RowSplit:
             )
             if xblock > 0 and 0 < num_warps <= MAX_WARPS and num_stages > 0
         ]
-        return {"NUM_PROGRAMS": self.num_programs, "configs": configs}
+        return {
+            "NUM_PROGRAMS": self.num_programs,
+            "MAX_XBLOCK": self.max_xblock,
+            "configs": configs,
+        }
 
     def codegen_rsplit_size(self) -> str:
         """The line of the kernel that says how many rows a program has."""
@@ -198,14 +220,12 @@ def row_cost(
     streamed: dict[str, int] = {}
     staged = False
     invariant: OrderedSet[str] = OrderedSet()
-    for dep in (dep for node in in_kernel for dep in node.read_writes.reads):
+    square = statically_known_equals(xnumel, rnumel)
+    for node, dep in ((each, dep) for each in in_kernel for dep in each.read_writes.reads):
         if not isinstance(dep, MemoryDep) or dep.name in written:
             continue
-        # loops that do not move the index are broadcast over
-        numel = sympy_product(
-            size for var, size in dep.ranges.items() if var in dep.index.free_symbols
-        )
-        # and those of rows that are split unevenly go beyond the last
+        numel = accessed_numel(dep)
+        # the loops of rows that are split unevenly go beyond the last
         buffer_numel = V.graph.get_numel(dep.name)
         if hint(buffer_numel, fallback=0) < hint(numel, fallback=0):
             numel = buffer_numel
@@ -227,7 +247,9 @@ def row_cost(
             # what masks the end of a row is known of as many columns at once, too
             adjacent = math.gcd(aligned_columns(dep), columns)
             staged |= adjacent * size % COPY_BYTES == 0
-        elif statically_known_equals(numel, rnumel):
+        elif statically_known_equals(numel, rnumel) and not (
+            square and follows_rows(dep, node in contiguous)
+        ):
             invariant.add(dep.name)
     accumulator_bytes = 0
     for snode in reductions:
@@ -259,6 +281,19 @@ def row_cost(
         ),
         staged=staged or not streamed,
     )
+
+
+def follows_rows(dep: MemoryDep, contiguous: bool) -> bool:
+    """
+    Whether what ``dep`` reads for a side of a square tensor has a value a row, not one a
+    column, which its size does not tell. The loops over rows come first in the contiguous
+    node, and those over columns in the other; ``dep`` has its loops up to the last one
+    that it moves with, so it is broadcast over an earlier one or it is not.
+    """
+    broadcast = not V.graph.sizevars.statically_known_equals(
+        sympy_product(dep.ranges.values()), accessed_numel(dep)
+    )
+    return broadcast != contiguous
 
 
 def row_split(
@@ -325,12 +360,24 @@ def row_split(
     if num_warps is None and xblock > 1:
         # fewer rows at once are better than all of them twice
         return row_split(cost, device, rows, programs_per_sm, xblock // 2)
+    hoist, wide, padded = True, False, False
+    width = ceildiv(cost.stream_bytes, 2 * max(1, cost.streams))  # 1: half types
+    if num_warps is None and cost.stores_rows and not cost.slow:
+        kept = kept_columns(cost, WIDE_ROW_WARPS, width)
+        tiles = cost.streams * max(1, width // 2) + cost.accumulators
+        # Half types are widened, which takes a tile more for each partial. What every row
+        # reads may be loaded again sooner than the row.
+        tiles += cost.accumulators if width == 1 else WIDE_ROW_OTHER_TILES
+        for hoist in (False,) if width == 1 else (True, False):
+            values = math.ceil((tiles + hoist * cost.invariants) * kept)
+            if registers(values, WIDE_ROW_WARPS) <= MAX_REGISTERS_PER_THREAD:
+                num_warps, wide = WIDE_ROW_WARPS, True
+                break
     reload = num_warps is None
-    hoist = True
     if num_warps is None:
-        width = ceildiv(cost.stream_bytes, 2 * max(1, cost.streams))  # 1: half types
         num_warps = 16 if width == 1 else 8
-        hoist = throughout(num_warps) + width * tile <= registers_per_sm
+        padded = width == 1 and kept_columns(cost, num_warps, width) < cost.rnumel
+        hoist = not padded and throughout(num_warps) + width * tile <= registers_per_sm
 
     # what a tile loads from memory; the padding does not
     tile_bytes = max(1, xblock * cost.columns * cost.stream_bytes)
@@ -354,20 +401,20 @@ def row_split(
     shared = SHARED_MEMORY_KIB.get(device.cc, DEFAULT_SHARED_MEMORY_KIB)
     shared = (shared - OTHER_SHARED_MEMORY_KIB) * 1024 // programs_per_sm
     stages = shared // max(1, tile * cost.stream_bytes)
-    if reload and stages // 2 >= MIN_STAGES:
+    if wide:
+        # a stage more than there are buffers, which are three for two tiles
+        stages = 1 + 2 * shared // (3 * tile * max(1, cost.stream_bytes))
+    elif reload and stages // 2 >= MIN_STAGES:
         # the loads of both passes are staged
         stages //= 2
     elif reload:
         # Two stages hold the loads of the first pass alone. One is better where they
         # fit in registers: the second pass has more cache.
         fit = throughout(num_warps) + cost.streams * tile <= registers_per_sm
-        num_stages = 1 if fit else 2
+        num_stages = 1 if fit or padded else 2
 
-    num_programs = device.multi_processor_count * programs_per_sm
-    if rows is not None:
-        num_programs = max(1, min(num_programs, ceildiv(rows, xblock)))
     return RowSplit(
-        num_programs=num_programs,
+        num_programs=count_programs(device, programs_per_sm, rows, xblock),
         programs_per_sm=programs_per_sm,
         xblock=xblock,
         num_warps=num_warps,
@@ -377,6 +424,16 @@ def row_split(
         accumulate_tiles=accumulate_tiles(num_warps),
         staged=cost.staged,
     )
+
+
+def kept_columns(cost: RowCost, num_warps: int, width: int) -> int:
+    """
+    Columns of a row that ``num_warps`` keep registers for: whole loads of all threads, of
+    16 bytes each, of elements of 2 * ``width`` bytes. That what is padded beyond those is
+    not there is known at compile time.
+    """
+    load = num_warps * COLUMNS_PER_WARP // max(1, width)
+    return min(cost.rnumel, ceildiv(cost.columns, load) * load)
 
 
 def unstaged_row_split(
@@ -409,11 +466,8 @@ def unstaged_row_split(
                 if programs_per_sm is None:
                     most = max(1, warps_per_sm // num_warps)
                     programs_per_sm = min(most, PROGRAMS_PER_SM[-1])
-                num_programs = device.multi_processor_count * programs_per_sm
-                if rows is not None:
-                    num_programs = max(1, min(num_programs, ceildiv(rows, xblock)))
                 return RowSplit(
-                    num_programs=num_programs,
+                    num_programs=count_programs(device, programs_per_sm, rows, xblock),
                     programs_per_sm=programs_per_sm,
                     xblock=xblock,
                     num_warps=num_warps,
@@ -425,6 +479,14 @@ def unstaged_row_split(
                 )
         xblock //= 2
     return None
+
+
+def count_programs(
+    device: DeviceProperties, programs_per_sm: int, rows: Optional[int], xblock: int
+) -> int:
+    """Of a kernel: no more than there are tiles of ``xblock`` rows, where that is known."""
+    most = device.multi_processor_count * programs_per_sm
+    return most if rows is None else max(1, min(most, ceildiv(rows, xblock)))
 
 
 def registers(values: int, num_warps: int) -> int:

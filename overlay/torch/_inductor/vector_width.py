@@ -22,7 +22,7 @@ import sympy
 
 from .codegen.common import TensorArg
 from .dependencies import MemoryDep
-from .utils import sympy_product
+from .mix_order_reduction import accessed_numel
 from .virtualized import V
 
 
@@ -97,15 +97,7 @@ def accesses(
         for dep in deps:
             if isinstance(
                 dep, MemoryDep
-            ) and V.graph.sizevars.statically_known_equals(
-                # loops that do not move the index are broadcast over
-                sympy_product(
-                    size
-                    for var, size in dep.ranges.items()
-                    if var in dep.index.free_symbols
-                ),
-                numel,
-            ):
+            ) and V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel):
                 found.setdefault(name, []).append(dep)
     return found
 

@@ -23,7 +23,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,14 @@ class Point:
         return zlib.crc32(repr(self.key[2]).encode()) % 2 == 1
 
 
-def rows(paths: Sequence[Path]) -> Iterator[tuple[Key, float, float]]:
-    """Case, dtype and shape of each row of result files, and both times in us."""
+def rows(paths: Sequence[Path]) -> dict[Key, tuple[float, float]]:
+    """
+    Case, dtype and shape of each row of result files, and both times in us: those of the
+    last file that has them.
+    """
     from graft.bench import results
 
+    found: dict[Key, tuple[float, float]] = {}
     for path in paths:
         data = results.load(path)
         for label in (FUSED, UNFUSED):
@@ -85,7 +89,8 @@ def rows(paths: Sequence[Path]) -> Iterator[tuple[Key, float, float]]:
             times = [row["times"].get(label, {}).get("us") for label in (FUSED, UNFUSED)]
             if all(times) and all(us["q3"] - us["q1"] < _SPREAD * us["median"] for us in times):
                 key = (row["case"], row["dtype"], tuple(row["shape"]))
-                yield key, times[0]["median"], times[1]["median"]
+                found[key] = times[0]["median"], times[1]["median"]
+    return found
 
 
 def describe(paths: Sequence[Path]) -> None:
@@ -109,7 +114,7 @@ def points(works: Path, paths: Sequence[Path]) -> list[Point]:
     bandwidth = memory_GBs(torch.device("cuda", 0))
     assert bandwidth is not None
     made = []
-    for key, fused_us, unfused_us in rows(paths):
+    for key, (fused_us, unfused_us) in rows(paths).items():
         if key not in known:
             raise GraftError(
                 f"{works} has no work of {key}", next=f"python -m graft.lab.profit work {works} …"
@@ -305,7 +310,7 @@ def main() -> None:
     command, works, *results = sys.argv[1], *map(Path, sys.argv[2:])
     describe(results)
     if command == "work":
-        work(works, [key for key, _, _ in rows(results)])
+        work(works, list(rows(results)))
         return
     found = points(works, results)
     from torch._inductor import mix_order_profit as model
