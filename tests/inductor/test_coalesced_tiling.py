@@ -1,14 +1,25 @@
 # Owner(s): ["module: inductor"]
 
 import ast
+import dataclasses
+import os
 import re
+import unittest
+from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import metrics
-from torch._inductor.block_reduction_tile import Access, choose_tile
+from torch._inductor import block_reduction_tile, metrics
+from torch._inductor.block_reduction_tile import (
+    Access,
+    BlockReductionTile,
+    choose_tile,
+    follow_writes,
+)
+from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_heuristics import (
+    GridExpr,
     match_target_block_product,
     persistent_reduction,
 )
@@ -31,6 +42,7 @@ OPTIONS = {
     "triton.persistent_reductions": True,
     "triton.force_cooperative_reductions": False,
     "triton.block_reduction_tiles": True,
+    "triton.block_reductions_follow_writes": True,
     "triton.mix_order_reduction": False,
     "triton.max_stored_repeats": 1,
     "split_reductions": False,
@@ -40,6 +52,10 @@ OPTIONS = {
     "max_autotune_pointwise": False,
     "coordinate_descent_tuning": False,
 }
+
+
+interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+on_a_gpu = unittest.skipIf(interpreted, "the interpreter runs no C++: needs a GPU")
 
 
 def randn(*shape, dtype=torch.float32):
@@ -437,6 +453,294 @@ class ShortBlocksTest(TestBase):
             if code:
                 hints = self.hints("\n".join(code))
                 self.assertEqual(hints, {"y": 4, "x": 64, "r0_": 32})
+
+
+def scale_gelu(x):
+    """What is computed before the reduction is needed after it."""
+    blocks = x.t().contiguous().reshape(x.shape[1], -1, 32)
+    blocks = torch.nn.functional.gelu(blocks)
+    return ((blocks / blocks.abs().amax(-1, keepdim=True)).reshape(x.t().shape),)
+
+
+def scale_and_shift(x):
+    """Two results of the size of x."""
+    blocks = x.t().contiguous().reshape(x.shape[1], -1, 32)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).reshape(x.t().shape), (blocks - amax).reshape(x.t().shape)
+
+
+FIRST_Y = "yoffset = (tl.program_id(0) % tl.cdiv(ynumel, YBLOCK))"
+THEN_X = "xoffset = (tl.program_id(0) // tl.cdiv(ynumel, YBLOCK))"
+NO_WIDE = mock.patch.object(block_reduction_tile, "WIDE_PROGRAMS_PER_SM", 2**30)
+ALL_WIDE = mock.patch.object(block_reduction_tile, "WIDE_PROGRAMS_PER_SM", 0)
+
+
+@instantiate_parametrized_tests
+class FollowWritesTest(TestBase):
+    """
+    The programs of a block reduction go along y, which continues the blocks in memory,
+    and have twice as many columns of half types where there are many of them.
+    """
+
+    def assert_y_first(self, code, expected=True):
+        for text in (FIRST_Y, THEN_X, "'grid_type': 'YFirstGrid'"):
+            self.assertEqual(text in code, expected, text)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    @parametrize("rows,columns", ((160, 513), (288, 72), (1056, 64), (96, 200)))
+    def test_programs_go_along_y(self, rows, columns, dtype):
+        """Not where the next row follows within the same 256 bytes."""
+        code = self.check(scale_other, randn(rows, columns, dtype=dtype))
+        self.assert_y_first(code, rows * dtype.itemsize >= 256)
+
+    @parametrize("f", (norm_other, scale_other))
+    @parametrize("rows,columns", ((288, 200), (544, 136), (160, 520)))
+    def test_wide_tiles(self, rows, columns, f):
+        x = randn(rows, columns, dtype=torch.bfloat16)
+        with ALL_WIDE:
+            code = self.check(f, x)
+        self.assert_y_first(code)
+        self.assertEqual(self.tile(code)["XBLOCK"], 128)
+        self.assertEqual(self.alignment(code), 8)
+        self.assertIn("'maxnreg': 80", code)
+
+    @parametrize("f", (scale_gelu, scale_and_shift))
+    def test_no_wide_tiles_where_registers_hold_more(self, f):
+        x = randn(288, 200, dtype=torch.bfloat16)
+        with ALL_WIDE:
+            code = self.check(f, x, ulps=4)
+        self.assert_y_first(code)
+        self.assertEqual(self.tile(code)["XBLOCK"], 64)
+        self.assertNotIn("'maxnreg'", code)
+
+    @parametrize("columns", (130, 133))
+    def test_wide_tiles_of_columns_that_are_not_aligned(self, columns):
+        x = randn(128, columns, dtype=torch.bfloat16)
+        with ALL_WIDE:
+            code = self.check(scale_other, x)
+        self.assertEqual(self.tile(code)["XBLOCK"], 128)
+
+    def test_wide_tiles_of_an_unaligned_input(self):
+        x = randn(128 * 136 + 1, dtype=torch.bfloat16)[1:].view(128, 136)
+        with ALL_WIDE:
+            self.check(scale_other, x)
+
+    @parametrize("wide", (False, True))
+    def test_batched(self, wide):
+        with ALL_WIDE if wide else NO_WIDE:
+            code = self.check(scale_batched, randn(3, 160, 136, dtype=torch.bfloat16))
+        self.assert_y_first(code)
+        self.assertEqual(self.tile(code)["XBLOCK"], 128 if wide else 64)
+
+    def test_off(self):
+        x = randn(288, 200, dtype=torch.bfloat16)
+        options = {"triton.block_reductions_follow_writes": False}
+        with ALL_WIDE:
+            code = self.check(scale_other, x, **options)
+        self.assert_y_first(code, False)
+        tile = {"YBLOCK": 4, "XBLOCK": 64, "num_warps": 8}
+        self.assertEqual(self.tile(code), tile)
+        self.assertEqual(self.alignment(code), 4)
+
+    def test_the_results_are_the_same(self):
+        x = randn(288, 200, dtype=torch.bfloat16)
+        results = []
+        for follow in (False, True, False):
+            torch._dynamo.reset()
+            options = {**OPTIONS, "triton.block_reductions_follow_writes": follow}
+            with inductor_config.patch(options), ALL_WIDE:
+                results.append(torch.compile(scale_other)(x))
+        for result in results[1:]:
+            for act, expect in zip(result, results[0]):
+                self.assertTrue(torch.equal(act, expect))
+
+    @parametrize("yblock,xblock", ((1, 16), (2, 128), (16, 8)))
+    def test_other_tiles(self, yblock, xblock):
+        """As `max_autotune` may choose them."""
+        blocks = {"YBLOCK": yblock, "XBLOCK": xblock}
+
+        def other(tile, *args, **kwargs):
+            return dataclasses.replace(tile, blocks=blocks, y_first=True)
+
+        with mock.patch.object(block_reduction_tile, "follow_writes", other):
+            code = self.check(scale_other, randn(160, 72))
+        self.assert_y_first(code)
+        self.assertEqual(self.tile(code), {**blocks, "num_warps": 8})
+
+    @parametrize("follow", (True, False))
+    @parametrize("blocks", (10, 100))
+    def test_more_blocks_than_an_axis_of_the_grid(self, blocks, follow):
+        """An axis of 5 programs, in place of 65535."""
+        limit = mock.Mock(return_value=5)
+        with (
+            mock.patch("torch._inductor.codegen.triton.get_max_y_grid", limit),
+            mock.patch.object(triton_heuristics, "get_max_y_grid", limit),
+        ):
+            code = self.check(
+                scale_of(20),
+                randn(20 * blocks, 40),
+                **{"triton.block_reductions_follow_writes": follow},
+            )
+        self.assert_y_first(code, follow)
+        overflow = not follow
+        self.assertEqual("tl.program_id(2)" in code, overflow)
+        self.assertEqual("Grid2DWithYZOverflow" in code, overflow)
+
+    @parametrize("cpp", (True, False))
+    def test_grid(self, cpp):
+        blocks = {"YBLOCK": 4, "XBLOCK": 64}
+        meta = {"grid_type": "YFirstGrid"}
+        grid = GridExpr.from_meta(meta, blocks, mode="cpp" if cpp else "python")
+        self.assertEqual((grid.y_grid, grid.z_grid), (1, 1))
+        expression = grid.x_grid.replace("/", "//") if cpp else grid.x_grid
+        for y, x, programs in ((4, 64, 1), (5, 63, 2), (9, 129, 9), (2**20, 65, 2**19)):
+            sizes = {"ynumel": y, "xnumel": x}
+            self.assertEqual(eval(expression, sizes), programs)
+
+    def test_dynamic(self):
+        torch._dynamo.reset()
+        compiled = torch.compile(scale_blocks, fullgraph=True)
+        for blocks, n in ((4, 64), (9, 200), (33, 72)):
+            x = randn(blocks, 32, n, dtype=torch.bfloat16)
+            for dim in (0, 2):
+                torch._dynamo.mark_dynamic(x, dim)
+            with inductor_config.patch(OPTIONS):
+                actual, code = run_and_get_code(compiled, x)
+            reference = scale_blocks(x.double())
+            for act, expect, ref in zip(actual, scale_blocks(x), reference):
+                self.assertEqual(act.stride(), expect.stride())
+                self.assertEqual(act.double(), ref, atol=0, rtol=2**-7)
+            if code:
+                self.assert_y_first("\n".join(code))
+
+    def test_combo_kernels_are_left_alone(self):
+        def f(x, y):
+            return *scale_other(x), *scale_other(y)
+
+        x, y = randn(288, 72), randn(160, 96)
+        code = self.check(f, x, y, combo_kernels=True)
+        self.assertIn("'combo_grid_meta'", code)
+        self.assert_y_first(code, False)
+
+    @on_a_gpu
+    def test_cpp_wrapper(self):
+        x = randn(288, 200, dtype=torch.bfloat16)
+        self.assert_y_first(self.check(scale_other, x, cpp_wrapper=True))
+
+    def test_blocks_that_x_continues_are_left_alone(self):
+        """A result [M / 32, N, 32]."""
+
+        def f(x):
+            blocks = x.reshape(-1, 32, x.shape[1]).transpose(1, 2).contiguous()
+            return (blocks / blocks.abs().amax(-1, keepdim=True),)
+
+        code = self.check(f, randn(288, 72, dtype=torch.bfloat16))
+        self.assertIsNotNone(self.tile(code))
+        self.assert_y_first(code, False)
+
+    def test_results_of_blocks_alone_are_left_alone(self):
+        code = self.check(sum_other, randn(512, 64))
+        self.assertIsNotNone(self.tile(code))
+        self.assert_y_first(code, False)
+
+
+def scale_blocks(x):
+    """x [M / 32, 32, N]; the result is transposed."""
+    b = x.permute(2, 0, 1).contiguous()
+    amax = b.abs().amax(-1, keepdim=True)
+    return b / amax, amax.squeeze(-1)
+
+
+TILE = BlockReductionTile({"YBLOCK": 4, "XBLOCK": 64}, 8, {f"buf{2**26}": 4})
+MANY = {"y": 512, "x": 16384, "r0_": 32}
+H200_SM = 132
+
+
+@instantiate_parametrized_tests
+class ChooseOrderTest(TestCase):
+    """``follow_writes`` alone, in bytes and elements."""
+
+    def test_many_programs_are_wide(self):
+        found = follow_writes(TILE, [READ], [WRITE], MANY, H200_SM)
+        self.assertEqual(found.blocks, {"YBLOCK": 4, "XBLOCK": 128})
+        self.assertEqual(found.alignment, {f"buf{2**26}": 8})
+        self.assertEqual((found.num_warps, found.y_first), (8, True))
+        self.assertEqual(found.max_registers, 80)
+
+    def test_registers_of_a_compiled_kernel(self):
+        device = DeviceProperties.create(torch.device(GPU_TYPE))
+        for meta in ({"maxnreg": 80}, {}):
+            options = triton_heuristics.CachingAutotuner._create_compile_options(
+                mock.Mock(device_props=device),
+                mock.Mock(spec=["num_warps"]),
+                {"num_warps": 8, "num_stages": 1, "debug": False, **meta},
+            )
+            self.assertEqual(options.get("maxnreg"), meta.get("maxnreg"))
+
+    def test_two_results(self):
+        writes = [WRITE, access(2**26 - 1, 2, r0_=32, y=4)]
+        found = follow_writes(TILE, [READ], writes, MANY, 1)
+        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+
+    def test_what_is_computed_first(self):
+        found = follow_writes(TILE, [READ], [WRITE], MANY, 1, may_widen=False)
+        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+
+    @parametrize(
+        "y,x,wide",
+        (
+            (512, 16384, True),
+            (1032, 5120, True),
+            (128, 14336, True),
+            (256, 4096, False),
+        ),
+    )
+    def test_programs_a_multiprocessor(self, y, x, wide):
+        sizes = {"y": y, "x": x, "r0_": 32}
+        found = follow_writes(TILE, [READ], [WRITE], sizes, H200_SM)
+        self.assertEqual(found.blocks["XBLOCK"], 128 if wide else 64)
+        self.assertTrue(found.y_first)
+
+    @parametrize(
+        "itemsize,block,wide",
+        ((2, 16, True), (2, 32, True), (2, 64, False), (2, 128, False), (4, 32, False)),
+    )
+    def test_registers(self, itemsize, block, wide):
+        reads = [access(2**26, itemsize, x=256 // itemsize)]
+        writes = [access(2**26, itemsize, r0_=block)]
+        tile = choose_tile(reads, writes, {**MANY, "r0_": block})
+        found = follow_writes(tile, reads, writes, {**MANY, "r0_": block}, 1)
+        self.assertTrue(found.y_first)
+        xblock = tile.blocks["XBLOCK"]
+        self.assertEqual(found.blocks["XBLOCK"], 2 * xblock if wide else xblock)
+
+    def test_two_inputs_at_one_index(self):
+        both = dataclasses.replace(READ, buffers=OrderedSet(["buf0", "buf1"]))
+        found = follow_writes(TILE, [both], [WRITE], MANY, 1)
+        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+
+    def test_two_inputs(self):
+        reads = [READ, access(2**26 - 1, 2, x=128)]
+        tile = choose_tile(reads, [WRITE], MANY)
+        found = follow_writes(tile, reads, [WRITE], MANY, 1)
+        self.assertEqual(found, dataclasses.replace(tile, y_first=True))
+
+    def test_short_rows(self):
+        found = follow_writes(TILE, [access(2**26, 2, x=64)], [WRITE], MANY, 1)
+        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+
+    @parametrize(
+        "reads,writes,sizes",
+        (
+            ([READ], [WRITE], {"x": 4096, "r0_": 32}),
+            ([access(2**26, 2, y=128)], [WRITE], MANY),
+            ([READ], [access(2**26, 2, r0_=32, x=4)], MANY),
+            ([READ], [access(2**26, 2, y=128)], MANY),
+            ([READ], [access(2**21, 2, r0_=32)], MANY),
+        ),
+    )
+    def test_others_stay(self, reads, writes, sizes):
+        self.assertEqual(follow_writes(TILE, reads, writes, sizes, 1), TILE)
 
 
 def heads_first(x, value):
