@@ -81,7 +81,7 @@ def test_the_knob_reaches_inductor(lab):
     ("shape", "reason"),
     [
         ([64, 8192], "does not pay"),
-        ([4096, 12289], "not aligned"),
+        ([4096, 16383], "not aligned"),
         ([4096, 32768], "under twice rnumel"),
     ],
 )
