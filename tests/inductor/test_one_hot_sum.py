@@ -276,6 +276,17 @@ class SumTest(OneHotSumTestCase):
 
         self.check(f, self.index(), self.scale(21, 1), count=1)
 
+    @parametrize("dim", (None, (), (0, 1)))
+    def test_all_dimensions(self, dim):
+        def f(index, scale):
+            return torch.sum(scattered(index, 0.25, 0.75, scale.dtype) * scale, dim)
+
+        self.check(f, self.index(), self.scale(21, 1), count=1)
+
+    def test_norm(self):
+        # its sum is given None for dims
+        self.check(torch.linalg.vector_norm, self.scale(21, 40), count=1)
+
     @parametrize("shape", ((21, 40), (40,)))
     def test_rows_of_many_values(self, shape):
         def f(index, x):

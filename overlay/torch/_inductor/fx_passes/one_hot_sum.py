@@ -57,10 +57,12 @@ def simplify_one_hot_sums(graph: Graph) -> int:
 
 
 def _replace(node: Node) -> bool:
-    source, dims = cast(tuple[Node, list[int]], node.args[:2])
+    # No dims, None or an empty list, are all of them.
+    source, dims = cast(tuple[Node, Optional[list[int]]], node.args[:2])
     value, result = source.meta["val"], node.meta["val"]
     if (
         value.ndim == 0
+        or not dims
         or len(dims) != 1
         or not (value.is_floating_point() and result.is_floating_point())
     ):
