@@ -40,6 +40,9 @@ QUICK = (
     "nn.functional.cross_entropy-float32-0-sums",
     "nn.functional.mse_loss-bfloat16-4-sums",
     "masked.sum-float32-16-sums",
+    "nansum-bfloat16-0-alone",
+    "norm.fro-float32-0-sums",
+    "nn.functional.nll_loss-float32-0-sums",
 )
 
 

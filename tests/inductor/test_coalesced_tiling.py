@@ -9,12 +9,12 @@ from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import block_reduction_tile, metrics
+from torch._inductor import block_reduction_order, metrics
+from torch._inductor.block_reduction_order import follow_writes, YFirstTile
 from torch._inductor.block_reduction_tile import (
     Access,
     BlockReductionTile,
     choose_tile,
-    follow_writes,
 )
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
@@ -471,8 +471,8 @@ def scale_and_shift(x):
 
 FIRST_Y = "yoffset = (tl.program_id(0) % tl.cdiv(ynumel, YBLOCK))"
 THEN_X = "xoffset = (tl.program_id(0) // tl.cdiv(ynumel, YBLOCK))"
-NO_WIDE = mock.patch.object(block_reduction_tile, "WIDE_PROGRAMS_PER_SM", 2**30)
-ALL_WIDE = mock.patch.object(block_reduction_tile, "WIDE_PROGRAMS_PER_SM", 0)
+NO_WIDE = mock.patch.object(block_reduction_order, "WIDE_PROGRAMS_PER_SM", 2**30)
+ALL_WIDE = mock.patch.object(block_reduction_order, "WIDE_PROGRAMS_PER_SM", 0)
 
 
 @instantiate_parametrized_tests
@@ -560,9 +560,9 @@ class FollowWritesTest(TestBase):
         blocks = {"YBLOCK": yblock, "XBLOCK": xblock}
 
         def other(tile, *args, **kwargs):
-            return dataclasses.replace(tile, blocks=blocks, y_first=True)
+            return YFirstTile(blocks, tile.num_warps, tile.alignment)
 
-        with mock.patch.object(block_reduction_tile, "follow_writes", other):
+        with mock.patch.object(block_reduction_order, "follow_writes", other):
             code = self.check(scale_other, randn(160, 72))
         self.assert_y_first(code)
         self.assertEqual(self.tile(code), {**blocks, "num_warps": 8})
@@ -656,6 +656,10 @@ MANY = {"y": 512, "x": 16384, "r0_": 32}
 H200_SM = 132
 
 
+def y_first(tile):
+    return YFirstTile(tile.blocks, tile.num_warps, tile.alignment)
+
+
 @instantiate_parametrized_tests
 class ChooseOrderTest(TestCase):
     """``follow_writes`` alone, in bytes and elements."""
@@ -664,7 +668,8 @@ class ChooseOrderTest(TestCase):
         found = follow_writes(TILE, [READ], [WRITE], MANY, H200_SM)
         self.assertEqual(found.blocks, {"YBLOCK": 4, "XBLOCK": 128})
         self.assertEqual(found.alignment, {f"buf{2**26}": 8})
-        self.assertEqual((found.num_warps, found.y_first), (8, True))
+        self.assertIsInstance(found, YFirstTile)
+        self.assertEqual(found.num_warps, 8)
         self.assertEqual(found.max_registers, 80)
 
     def test_registers_of_a_compiled_kernel(self):
@@ -680,11 +685,11 @@ class ChooseOrderTest(TestCase):
     def test_two_results(self):
         writes = [WRITE, access(2**26 - 1, 2, r0_=32, y=4)]
         found = follow_writes(TILE, [READ], writes, MANY, 1)
-        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+        self.assertEqual(found, y_first(TILE))
 
     def test_what_is_computed_first(self):
         found = follow_writes(TILE, [READ], [WRITE], MANY, 1, may_widen=False)
-        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+        self.assertEqual(found, y_first(TILE))
 
     @parametrize(
         "y,x,wide",
@@ -699,7 +704,7 @@ class ChooseOrderTest(TestCase):
         sizes = {"y": y, "x": x, "r0_": 32}
         found = follow_writes(TILE, [READ], [WRITE], sizes, H200_SM)
         self.assertEqual(found.blocks["XBLOCK"], 128 if wide else 64)
-        self.assertTrue(found.y_first)
+        self.assertIsInstance(found, YFirstTile)
 
     @parametrize(
         "itemsize,block,wide",
@@ -710,24 +715,24 @@ class ChooseOrderTest(TestCase):
         writes = [access(2**26, itemsize, r0_=block)]
         tile = choose_tile(reads, writes, {**MANY, "r0_": block})
         found = follow_writes(tile, reads, writes, {**MANY, "r0_": block}, 1)
-        self.assertTrue(found.y_first)
+        self.assertIsInstance(found, YFirstTile)
         xblock = tile.blocks["XBLOCK"]
         self.assertEqual(found.blocks["XBLOCK"], 2 * xblock if wide else xblock)
 
     def test_two_inputs_at_one_index(self):
         both = dataclasses.replace(READ, buffers=OrderedSet(["buf0", "buf1"]))
         found = follow_writes(TILE, [both], [WRITE], MANY, 1)
-        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+        self.assertEqual(found, y_first(TILE))
 
     def test_two_inputs(self):
         reads = [READ, access(2**26 - 1, 2, x=128)]
         tile = choose_tile(reads, [WRITE], MANY)
         found = follow_writes(tile, reads, [WRITE], MANY, 1)
-        self.assertEqual(found, dataclasses.replace(tile, y_first=True))
+        self.assertEqual(found, y_first(tile))
 
     def test_short_rows(self):
         found = follow_writes(TILE, [access(2**26, 2, x=64)], [WRITE], MANY, 1)
-        self.assertEqual(found, dataclasses.replace(TILE, y_first=True))
+        self.assertEqual(found, y_first(TILE))
 
     @parametrize(
         "reads,writes,sizes",

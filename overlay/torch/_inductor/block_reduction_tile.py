@@ -13,8 +13,7 @@ memory are 8 words apart, in the same banks. On an H200 that is what the kernel 
 
 Here a warp loads a line with all of its lanes, 4 bytes each, and warps lie along what
 continues the blocks in memory: a thread has a block to itself, or shares it with few,
-and reduces it in registers. What one program writes is a longer run of memory. Programs
-follow each other along the same dimension, so what they write at a time is longer still.
+and reduces it in registers. What one program writes is a longer run of memory.
 
 What is read and written along which dimension, and how it goes on in memory, comes from
 the coalescing analysis, for reads and writes in one iteration space.
@@ -32,10 +31,10 @@ import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
-from .runtime.hints import _NUM_THREADS_PER_WARP, DeviceProperties
+from .runtime.hints import _NUM_THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .tiling_utils import has_indirect_access
-from .utils import ceildiv, get_dtype_size, sympy_product, sympy_subs
+from .utils import get_dtype_size, sympy_product, sympy_subs
 from .virtualized import V
 
 
@@ -59,19 +58,6 @@ ELEMENTS_PER_THREAD = 32
 NUM_WARPS = 8
 MAX_WARPS = 16  # for blocks over 256 values, of which a tile has half a line
 MAX_BLOCK = 2 * MAX_WARPS * ELEMENTS_PER_THREAD
-# Where programs follow what is written, twice the columns, of 2 bytes in 8 a lane, are 4 %
-# to 11 % faster, if 2 warps hold a block; if 8 do, for blocks of 128, they are 12 % slower.
-# At 27 programs a multiprocessor they are 2 % faster, at 15 they are 2 % slower.
-WIDE_ITEMSIZE = 2
-WIDE_WARPS_PER_BLOCK = 2
-WIDE_PROGRAMS_PER_SM = 20
-# A thread's, so that a multiprocessor of 65536 holds 3 programs. The compiler takes 80 to
-# 89 for the same values, by the sizes alone.
-WIDE_REGISTERS = 80
-# What a reduction may do with what it reads, so that it fits in these.
-PLAIN_OPS = OrderedSet(
-    ["load", "to_dtype", "abs", "reduction", "store_reduction", "output"]
-)
 # An access counts if it is this part of all bytes; less is not worth a tile.
 MAIN_SHARE = 8
 
@@ -106,15 +92,11 @@ class BlockReductionTile:
     num_warps: of a program
     alignment: bytes that the compiler may assume of a buffer's address, which is what a
         lane loads of it at once
-    y_first: whether the programs go along y, and only then along x
-    max_registers: of a thread, None for what the compiler chooses
     """
 
     blocks: dict[str, int]
     num_warps: int
     alignment: dict[str, int]
-    y_first: bool = False
-    max_registers: Optional[int] = None
 
     def inductor_meta(self) -> dict[str, Any]:
         """What the runtime needs for the kernel's configuration."""
@@ -244,36 +226,7 @@ def block_reduction_tile(
     if analysis is None or tuple(tiling) not in (("x", "r0_"), ("y", "x", "r0_")):
         return None
     found = _tile(analysis.norm_read_writes, tiling)
-    if found is None:
-        return None
-    (reads, writes), tile = found
-    if config.triton.block_reductions_follow_writes:
-        hint = V.graph.sizevars.optimization_hint
-        sizes = {prefix: hint(n) for prefix, n in tiling.items()}
-        device = DeviceProperties.create(V.graph.get_current_device_or_throw())
-        tile = follow_writes(
-            tile,
-            reads,
-            writes,
-            sizes,
-            device.multi_processor_count,
-            may_widen=reduces_what_it_reads(features, reads),
-        )
-    return tile
-
-
-def reduces_what_it_reads(features: SIMDKernelFeatures, reads: list[Access]) -> bool:
-    """
-    Whether a kernel's reductions are of what it ``reads``, or of its magnitude, so that a
-    thread keeps that, and not what was computed from it in float32.
-    """
-    buffers = OrderedSet(name for a in reads for name in a.buffers)
-    return all(
-        OrderedSet(dep.name for dep in node.read_writes.reads) <= buffers
-        and OrderedSet(node._body.op_counts) <= PLAIN_OPS
-        for node in features.scheduler_nodes()
-        if node.is_reduction()
-    )
+    return found[1] if found else None
 
 
 def _tile(
@@ -350,46 +303,4 @@ def choose_tile(
         {prefix.upper() + "BLOCK": block for prefix, block in blocks.items()},
         num_warps,
         {name: lane * a.itemsize for a in main_reads for name in a.buffers},
-    )
-
-
-def follow_writes(
-    tile: BlockReductionTile,
-    reads: list[Access],
-    writes: list[Access],
-    sizes: dict[str, int],
-    num_sm: int,
-    may_widen: bool = True,
-) -> BlockReductionTile:
-    """
-    ``tile`` of a kernel of ``sizes`` with these ``reads`` and ``writes``, its programs
-    along y first where it reads along x and writes blocks that x does not continue; then
-    also with twice the columns, of ``WIDE_ITEMSIZE``, where it ``may_widen``, one block
-    is few warps', and ``num_sm`` multiprocessors have programs enough. Other tiles as
-    they are.
-    """
-    main_reads, main_writes = main_accesses(reads, writes)
-    if (
-        "y" not in sizes
-        or any(a.along != "x" for a in main_reads)
-        or not any(a.along == "r0_" for a in main_writes)
-        or any("x" in a.run for a in main_writes)
-    ):
-        return tile
-    xblock, yblock = 2 * tile.blocks["XBLOCK"], tile.blocks["YBLOCK"]
-    programs = ceildiv(sizes["x"], xblock) * ceildiv(sizes["y"], yblock)
-    if (
-        not may_widen
-        or any(sum(len(a.buffers) for a in m) > 1 for m in (main_reads, main_writes))
-        or any(a.itemsize != WIDE_ITEMSIZE or a.run["x"] < xblock for a in main_reads)
-        or tile.num_warps > WIDE_WARPS_PER_BLOCK * yblock
-        or programs < WIDE_PROGRAMS_PER_SM * num_sm
-    ):
-        return dataclasses.replace(tile, y_first=True)
-    return dataclasses.replace(
-        tile,
-        blocks={**tile.blocks, "XBLOCK": xblock},
-        alignment={name: 2 * nbytes for name, nbytes in tile.alignment.items()},
-        y_first=True,
-        max_registers=WIDE_REGISTERS,
     )
