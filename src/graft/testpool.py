@@ -242,8 +242,7 @@ class Pool:
                 with _ending(process):
                     running, rest = None, b""
                     since = time.monotonic()
-                    ended = False
-                    while not ended:
+                    while True:
                         ended = process.poll() is not None  # before the last rows are read
                         whole, _, rest = (rest + news.read()).rpartition(b"\n")
                         for row in map(json.loads, whole.splitlines()):
@@ -252,10 +251,11 @@ class Pool:
                             take(row)
                         if self.is_over:
                             return None
+                        if ended:
+                            break
                         if time.monotonic() - since > limit_s + GRACE_S + _HANG_S:
-                            os.killpg(process.pid, signal.SIGKILL)
-                        if not ended:
-                            time.sleep(_POLL_S)
+                            _kill(process)
+                        time.sleep(_POLL_S)
             return _Ended(process.returncode, said.read_text("utf-8", "replace"), running)
 
     def _env(self, side: Side, gpu: str, rows: Path) -> dict[str, str]:
@@ -280,9 +280,14 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _kill(process)
         process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it started, if they have not ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _below_test(file: str) -> str:
