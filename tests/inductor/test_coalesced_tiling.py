@@ -462,6 +462,22 @@ def scale_gelu(x):
     return ((blocks / blocks.abs().amax(-1, keepdim=True)).reshape(x.t().shape),)
 
 
+def gelu_of_scaled(x):
+    """What is computed after the reduction takes registers too."""
+    blocks = x.t().contiguous().reshape(x.shape[1], -1, 32)
+    scaled = blocks / blocks.abs().amax(-1, keepdim=True)
+    return (torch.nn.functional.gelu(scaled).reshape(x.t().shape),)
+
+
+def mx_cast(x):
+    """By a power of two, which is computed of a block alone."""
+    blocks = x.t().contiguous().reshape(x.shape[1], -1, 32)
+    amax = blocks.abs().amax(-1, keepdim=True).float()
+    exponent = torch.floor(torch.log2(amax.clamp(min=2**-126)))
+    scaled = (blocks.float() / torch.exp2(exponent)).clamp(-1.5, 1.5)
+    return scaled.to(x.dtype).reshape(x.t().shape), exponent.squeeze(-1)
+
+
 def scale_and_shift(x):
     """Two results of the size of x."""
     blocks = x.t().contiguous().reshape(x.shape[1], -1, 32)
@@ -493,7 +509,7 @@ class FollowWritesTest(TestBase):
         code = self.check(scale_other, randn(rows, columns, dtype=dtype))
         self.assert_y_first(code, rows * dtype.itemsize >= 256)
 
-    @parametrize("f", (norm_other, scale_other))
+    @parametrize("f", (norm_other, scale_other, mx_cast))
     @parametrize("rows,columns", ((288, 200), (544, 136), (160, 520)))
     def test_wide_tiles(self, rows, columns, f):
         x = randn(rows, columns, dtype=torch.bfloat16)
@@ -504,7 +520,7 @@ class FollowWritesTest(TestBase):
         self.assertEqual(self.alignment(code), 8)
         self.assertIn("'maxnreg': 80", code)
 
-    @parametrize("f", (scale_gelu, scale_and_shift))
+    @parametrize("f", (scale_gelu, gelu_of_scaled, scale_and_shift))
     def test_no_wide_tiles_where_registers_hold_more(self, f):
         x = randn(288, 200, dtype=torch.bfloat16)
         with ALL_WIDE:

@@ -83,6 +83,15 @@ class KernelTest(MixOrderTestCase):
         code = self.check(both, randn(133, 8192))
         self.assertTrue(self.masks_rows(code))
 
+    # rows of two dimensions, which are neither powers of two nor whole blocks
+    @inductor_config.patch("triton.use_block_ptr", True)
+    def test_block_pointers(self):
+        def f(x):
+            y = x * x
+            return y.sum((0, 1)), y.sum(2)
+
+        self.check(f, randn(19, 7, 5000).transpose(0, 1))
+
     def test_dynamic_rows(self):
         compiled = torch.compile(both, fullgraph=True)
         with inductor_config.patch(self.fuse):

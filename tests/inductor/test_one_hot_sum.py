@@ -5,6 +5,7 @@ import unittest
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.common_utils import (
@@ -18,6 +19,7 @@ SIMPLIFY = "simplify_one_hot_sums"
 OPTIONS = {SIMPLIFY: True, "pattern_matcher": True, "split_reductions": False}
 ROWS, CLASSES = 30, 136
 INF, NAN = float("inf"), float("nan")
+aten = torch.ops.aten
 
 
 def reductions(code):
@@ -316,6 +318,43 @@ class SumTest(OneHotSumTestCase):
             return (scattered(index, 0.25, 0.75, scale.dtype) * scale).sum(-1)
 
         self.check(f, self.index()[:20].clone(), self.scale(21, 1), count=1)
+
+    def test_no_columns(self):
+        def f(index, scale):
+            values = torch.full((0, 0), 0.25, device=scale.device)
+            return (values.scatter(1, index, 0.75) * scale.expand(0, 0)).sum(-1)
+
+        self.check(f, self.index()[:0], self.scale(0, 1))
+
+    @parametrize("columns", (1, 2))
+    def test_columns_that_may_be_one(self, columns):
+        # there is nothing else in the row, which would be infinite
+        def f(index, scale, x):
+            return (scale / torch.zeros_like(x).scatter(1, index, 0.5)).sum(-1)
+
+        x = torch.rand(21, columns, device=GPU_TYPE)
+        torch._dynamo.decorators.mark_unbacked(x, 1)
+        args = self.index() % columns, self.scale(21, 1), x
+        actual, _ = self.run_code(f, *args)
+        self.assertEqual(actual, f(*args))
+
+    @parametrize("inserted", (aten.scatter, aten.mul, aten.sum))
+    def test_nodes_of_another_pass(self, inserted):
+        # which has not said what their values are
+        class Forget(CustomGraphPass):
+            def __call__(self, graph):
+                for node in graph.nodes:
+                    if getattr(node.target, "overloadpacket", None) is inserted:
+                        node.meta.clear()
+
+            def uuid(self):
+                return str(inserted)
+
+        def f(index, scale):
+            return (scattered(index, 0.25, 0.75, scale.dtype) * scale).sum(-1)
+
+        with inductor_config.patch(joint_custom_pre_pass=Forget()):
+            self.check(f, self.index(), self.scale(21, 1), count=1)
 
     @parametrize("value", (INF, -INF, NAN))
     def test_special_values(self, value):

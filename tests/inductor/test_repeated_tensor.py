@@ -83,6 +83,19 @@ class RepeatedTensorTest(TestCase):
 
         self.check(f, self.keys(torch.float32), 1, 2)
 
+    def test_custom_operator(self):
+        # is not known to be a fallback before it is lowered once
+        with torch.library._scoped_library("repeated_tensor", "FRAGMENT") as library:
+            library.define("double(Tensor x) -> Tensor")
+            library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+            double = torch.ops.repeated_tensor.double
+
+            def f(x):
+                return double(normed_keys(2)(x))
+
+            for _ in range(2):
+                self.check(f, self.keys(torch.float32), 1, 2)
+
     def test_fused_with_what_uses_it(self):
         # the repeats are never stored
         self.check(lambda x: heads_first(x, 2) + 1, self.keys(), 1, 1)

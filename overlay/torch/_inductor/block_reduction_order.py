@@ -10,7 +10,7 @@ write at a time is longer runs; and then a tile of twice the columns pays.
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
@@ -42,9 +42,12 @@ WIDE_PROGRAMS_PER_SM = 20
 # A thread's, so that a multiprocessor of 65536 holds 3 programs. The compiler takes 80 to
 # 89 for the same values, by the sizes alone.
 WIDE_REGISTERS = 80
-# What a reduction may do with what it reads, so that it fits in these.
-PLAIN_OPS = OrderedSet(
-    ["load", "to_dtype", "abs", "reduction", "store_reduction", "output"]
+# What may be computed of each value so that it fits in these: before a reduction, which
+# then keeps what was read, and after it. Functions of many instructions spill.
+REDUCED_OPS = OrderedSet(["to_dtype", "abs", "reduction", "store_reduction"])
+RESULT_OPS = OrderedSet(
+    ["to_dtype", "abs", "neg", "add", "sub", "mul", "truediv", "round"]
+    + ["minimum", "maximum", "store"]
 )
 
 
@@ -78,22 +81,42 @@ def ordered_tile(
         writes,
         {prefix: hint(n) for prefix, n in tiling.items()},
         device.multi_processor_count,
-        may_widen=reduces_what_it_reads(features, reads),
+        may_widen=computes_little(features, reads),
     )
 
 
-def reduces_what_it_reads(features: SIMDKernelFeatures, reads: list[Access]) -> bool:
+def computes_little(features: SIMDKernelFeatures, reads: list[Access]) -> bool:
     """
     Whether a kernel's reductions are of what it ``reads``, or of its magnitude, so that a
-    thread keeps that, and not what was computed from it in float32.
+    thread keeps that, and not what was computed from it in float32; and whether the rest
+    computes little of each value. What it computes of a block does not count.
     """
-    buffers = OrderedSet(name for a in reads for name in a.buffers)
-    return all(
-        OrderedSet(dep.name for dep in node.read_writes.reads) <= buffers
-        and OrderedSet(node._body.op_counts) <= PLAIN_OPS
-        for node in features.scheduler_nodes()
-        if node.is_reduction()
-    )
+    read = OrderedSet(name for a in reads for name in a.buffers)
+    names = OrderedSet(read)
+    for node in features.scheduler_nodes():
+        body = node._body
+        if body.subblocks:
+            return False
+        if node.is_reduction():
+            if not OrderedSet(dep.name for dep in node.read_writes.reads) <= read:
+                return False
+            allowed = REDUCED_OPS
+        else:
+            allowed = RESULT_OPS
+        of_values: OrderedSet[Any] = OrderedSet()
+        for each in body.root_block.graph.nodes:
+            if each.target == "load":
+                if each.args[1] in names:
+                    of_values.add(each)
+            elif each.op == "call_method" and of_values.intersection(
+                each.all_input_nodes
+            ):
+                if each.target not in allowed:
+                    return False
+                of_values.add(each)
+                if each.target == "store":
+                    names.add(each.args[1])
+    return True
 
 
 def follow_writes(

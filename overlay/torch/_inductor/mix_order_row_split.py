@@ -156,8 +156,9 @@ class RowSplit:
         """
         bounded = (
             config.triton.mix_order_reduction_bound_tiles
-            # descriptors have a least size of their own
-            and not config.triton.use_tensor_descriptor
+            # descriptors have a least size of their own, and block pointers of more than a
+            # dimension, for which it says which rows are whole, cannot store a row's result
+            and not (config.triton.use_tensor_descriptor or config.triton.use_block_ptr)
         )
         return self.xblock if bounded else TRITON_MAX_BLOCK["X"]
 

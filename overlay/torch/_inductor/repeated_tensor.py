@@ -110,12 +110,17 @@ def _same(old: int | torch.SymInt, new: int | torch.SymInt) -> bool:
 
 def is_stored_for(use: Node) -> bool:
     """Whether ``use`` takes its input from memory, and fuses no kernel with it."""
-    from .lowering import fallbacks
+    from .lowering import fallbacks, lowerings
 
     if use.op == "output":
         return True
     if use.op != "call_function":
         return False
-    if isinstance(use.target, torch._ops.OpOverload) and is_view(use.target):
+    if use.target in fallbacks or use.target in EXTERN:
+        return True
+    if not isinstance(use.target, torch._ops.OpOverload):
+        return False
+    if is_view(use.target):
         return all(is_stored_for(user) for user in use.users)
-    return use.target in fallbacks or use.target in EXTERN
+    # is made a fallback when it is first met, as are operators that are not PyTorch's
+    return use.target not in lowerings

@@ -59,15 +59,20 @@ def simplify_one_hot_sums(graph: Graph) -> int:
 def _replace(node: Node) -> bool:
     # No dims, None or an empty list, are all of them.
     source, dims = cast(tuple[Node, Optional[list[int]]], node.args[:2])
-    value, result = source.meta["val"], node.meta["val"]
+    value, result = source.meta.get("val"), node.meta.get("val")
     if (
-        value.ndim == 0
+        value is None
+        or result is None  # inserted without, by a pass of the user
+        or value.ndim == 0
         or not dims
         or len(dims) != 1
         or not (value.is_floating_point() and result.is_floating_point())
     ):
         return False
     dim = dims[0] % value.ndim - value.ndim  # from the end, as shapes are broadcast
+    # An infinite ``miss`` counts unless there is none, nor has a row of none a value.
+    if not statically_known_true(value.shape[dim] > 1):
+        return False
     one_hot = one_hot_of(source, dim)
     if one_hot is None or is_zero_elsewhere(source):
         return False
@@ -102,16 +107,20 @@ def one_hot_of(source: Node, dim: int) -> Optional[Node]:
         return None
     rows = list(source.meta["val"].shape)
     rows[dim] = 1
-    shape = cast(Node, found[0].args[2]).meta["val"].shape
-    is_index_a_row = len(rows) == len(shape) and all(
-        statically_known_true(a == b) for a, b in zip(rows, shape)
+    index = cast(Node, found[0].args[2]).meta.get("val")
+    is_index_a_row = (
+        index is not None
+        and len(rows) == index.ndim
+        and all(statically_known_true(a == b) for a, b in zip(rows, index.shape))
     )
     return found[0] if is_index_a_row else None
 
 
 def is_same_along(node: Node, dim: int) -> bool:
     """Whether ``node``, where it is broadcast, has one value along ``dim``."""
-    value = node.meta["val"]
+    value = node.meta.get("val")
+    if value is None:
+        return False
     if not isinstance(value, torch.Tensor) or value.ndim < -dim:
         return True
     if statically_known_true(value.shape[dim] == 1) or node.target is aten.full.default:
@@ -140,7 +149,7 @@ def is_zero_elsewhere(source: Node) -> bool:
 
 def _is_one_hot(node: Node, dim: int) -> bool:
     # An index that is not within the row is an error of scatter's.
-    if node.target is not aten.scatter.value:
+    if node.target is not aten.scatter.value or "val" not in node.meta:
         return False
     background, along, _, hit = cast(tuple[Node, int, Node, Any], node.args)
     ndim = node.meta["val"].ndim
