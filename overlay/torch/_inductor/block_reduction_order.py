@@ -45,10 +45,8 @@ WIDE_REGISTERS = 80
 # What may be computed of each value so that it fits in these: before a reduction, which
 # then keeps what was read, and after it. Functions of many instructions spill.
 REDUCED_OPS = OrderedSet(["to_dtype", "abs", "reduction", "store_reduction"])
-RESULT_OPS = OrderedSet(
-    ["to_dtype", "abs", "neg", "add", "sub", "mul", "truediv", "round"]
-    + ["minimum", "maximum", "store"]
-)
+RESULT_OPS = OrderedSet(["to_dtype", "abs", "neg", "add", "sub", "mul", "truediv"])
+RESULT_OPS |= OrderedSet(["round", "minimum", "maximum", "store"])
 
 
 @dataclasses.dataclass(frozen=True)
