@@ -88,28 +88,18 @@ class ModelTest(TestCase):
     def test_layout_of_several_types(self):
         column = Op("load", (), Width.COLUMNS, 32, 16)
         wide = Op("store", (0,), Width.TILE, 0, 32)
-        few_rows = LaunchConfig(xblock=4, num_warps=8)
-        for ops, columns, launch, expect in (
-            # (elements at once, second layout, converted)
-            ([tile_load()], 4096, EIGHT_WARPS, (8, False, False)),
+        for ops, expect in (
+            ([tile_load()], 8),
             # all have as many columns as the widest in 16 bytes, also of what is stored
-            ([tile_load(), wide], 4096, EIGHT_WARPS, (4, False, False)),
-            ([tile_load(32), wide], 4096, EIGHT_WARPS, (4, False, False)),
-            # a column vector of another type has the shape of a tile of one row
-            ([tile_load(), column], 4096, EIGHT_WARPS, (8, False, False)),
-            ([tile_load(32), column], 4096, EIGHT_WARPS, (8, False, False)),
-            ([tile_load(32), column, wide], 4096, EIGHT_WARPS, (8, False, True)),
-            # but not of several: 256 threads have 2 of its 512 columns each
-            ([tile_load(), column], 512, few_rows, (8, True, False)),
-            ([tile_load(), column], 2048, few_rows, (8, False, False)),
+            ([tile_load(), wide], 4),
+            ([tile_load(32), wide], 4),
+            # what every row reads is laid out as they are
+            ([tile_load(), column], 8),
+            ([tile_load(32), column], 4),
         ):
-            found = Layout.of(ops, columns, launch)
-            actual = (found.vector, found.second, found.converted)
-            self.assertEqual(actual, expect, msg=f"{ops} {columns}")
-            demand = Demand.of(ops, columns, launch)
-            tile = found.elements[Width.TILE]
-            self.assertEqual(demand.second_layout, tile * expect[1])
-            self.assertEqual(demand.converted, tile * expect[2])
+            for launch in (EIGHT_WARPS, LaunchConfig(xblock=4, num_warps=8)):
+                found = Layout.of(ops, 4096, launch)
+                self.assertEqual(found.vector, expect, msg=f"{ops} {launch}")
 
     def test_what_is_live_at_a_reduction(self):
         # x and the residual are needed after it, and held as they were loaded, as is
@@ -139,9 +129,16 @@ class ModelTest(TestCase):
         ops = norm_backward()
         once, again = (Demand.of(ops, 8192, how) for how in (EIGHT_WARPS, RELOAD))
         self.assertEqual((once.tiles, again.tiles), (32 / 2, 0))
-        # two tensors in 16 bits are in flight, eight columns at an address
-        self.assertEqual((once.loads, again.loads), (0, 32))
-        self.assertEqual((once.addresses, again.addresses), (0, 2 * 32 / 8))
+        # dy and x in 16 bits are in flight, or what is not held
+        self.assertEqual((once.loads, again.loads), (32 / 2, 32))
+
+    def test_what_is_staged_is_not_in_flight(self):
+        ops = norm_backward()
+        staged = dataclasses.replace(RELOAD, num_stages=2)
+        self.assertEqual(Demand.of(ops, 8192, staged).loads, 0)
+        # but for single elements of 16 bits, which nothing copies asynchronously
+        self.assertEqual(Demand.of(ops, 8191, staged).loads, 2 * 32)
+        self.assertEqual(Demand.of(ops, 8190, staged).loads, 0)
 
     def test_a_pass_loads_what_its_reductions_need(self):
         # the second reduction needs the first, so that its three tiles come later
@@ -153,19 +150,31 @@ class ModelTest(TestCase):
         self.assertEqual(Demand.of(ops, 8192, RELOAD).loads, 3 * 32 / 2)
         self.assertEqual(Demand.of(ops[:4], 8192, RELOAD).loads, 32 / 2)
 
-    def test_a_load_does_not_pass_a_store(self):
-        # nine tensors in 16 bits are loaded for nine outputs; two have been in flight
-        ops = norm_backward(tiles=8)
-        demand = Demand.of(ops, 8192, RELOAD)
-        self.assertEqual((demand.loads, demand.outputs), (32, (9 - 2) * 32 / 2))
-        # out of shared memory it does
-        staged = dataclasses.replace(RELOAD, num_stages=3)
-        self.assertEqual(Demand.of(ops, 8192, staged).outputs, 0)
-        self.assertEqual(Demand.of(norm_backward(), 8192, RELOAD).outputs, 0)
+    def test_what_waits_for_no_reduction_is_in_flight(self):
+        # the second tensor is summed over the rows as it comes, the first is held
+        ops = [tile_load(), tile_load(), Op("row_reduction", (0,), Width.ROWS, 32)]
+        ops += [Op("partial", (1,), Width.COLUMNS, 32)]
+        ops += [Op("mul", (0, 2), Width.TILE, 32), Op("store", (4,), Width.TILE, 0, 16)]
+        for launch, expect in (
+            (EIGHT_WARPS, (32 / 2, 32 / 2)),
+            (dataclasses.replace(EIGHT_WARPS, num_stages=3), (32 / 2, 0)),
+            (RELOAD, (0, 32 / 2)),
+        ):
+            demand = Demand.of(ops, 8192, launch)
+            self.assertEqual((demand.tiles, demand.loads), expect, msg=f"{launch}")
+
+    def test_each_access_has_an_address(self):
+        # two loads and a store, eight columns at each
+        ops = [*norm_backward(), Op("load", (), Width.COLUMNS, 32, 16)]
+        for launch in (EIGHT_WARPS, RELOAD):
+            self.assertEqual(Demand.of(ops, 8192, launch).addresses, 3 * 32 / 8)
+            # and of what each row reads again
+            loop = dataclasses.replace(launch, hoist=False)
+            self.assertEqual(Demand.of(ops, 8192, loop).addresses, 4 * 32 / 8)
 
     def test_unaligned_rows(self):
         # two elements of 16 bits share a register where they are loaded at once
-        for columns, registers, addresses in ((8192, 32, 8), (8190, 32, 32), (8191, 64, 64)):
+        for columns, registers, addresses in ((8192, 32, 12), (8190, 32, 48), (8191, 64, 96)):
             demand = Demand.of(norm_backward(), columns, RELOAD)
             self.assertEqual((demand.loads, demand.addresses), (registers, addresses))
 
@@ -175,14 +184,31 @@ class ModelTest(TestCase):
         found = [Demand.of(ops, 8192, how).hoisted for how in (EIGHT_WARPS, loop)]
         self.assertEqual(found, [32, 0])
 
-    def test_what_is_not_hoisted_can_not_pass_a_store(self):
+    def test_what_is_not_hoisted_is_loaded_as_the_row_is(self):
         ops = [tile_load(), Op("load", (), Width.COLUMNS, 32, 16)]
-        ops += [Op("row_reduction", (0,), Width.ROWS, 32)]
-        ops += [Op("mul", (0, 1), Width.TILE, 32), Op("mul", (3, 2), Width.TILE, 32)]
-        ops += [Op("store", (4,), Width.TILE, 0, 32)]
-        loop = dataclasses.replace(RELOAD, hoist=False)
-        found = [Demand.of(ops, 8192, how).outputs for how in (RELOAD, loop)]
-        self.assertEqual(found, [0, 16])
+        ops += [Op("mul", (0, 1), Width.TILE, 32)]
+        ops += [Op("row_reduction", (2,), Width.ROWS, 32)]
+        ops += [Op("mul", (1, 3), Width.TILE, 32), Op("store", (4,), Width.TILE, 0, 16)]
+        for launch, hoisted, loop in (
+            (EIGHT_WARPS, (32, 0, 32 / 2), (0, 32 / 2, 32 / 2)),
+            (RELOAD, (32, 0, 32 / 2), (0, 0, 32)),
+        ):
+            for hoist, expect in ((True, hoisted), (False, loop)):
+                launch = dataclasses.replace(launch, hoist=hoist)
+                demand = Demand.of(ops, 8192, launch)
+                found = (demand.hoisted, demand.tiles, demand.loads)
+                self.assertEqual(found, expect, msg=f"{launch}")
+
+    def test_what_takes_registers_besides(self):
+        ops = norm_backward()
+        demand = Demand.of(ops, 8192, EIGHT_WARPS)
+        found = (demand.computed, demand.branches, demand.reductions)
+        self.assertEqual(found, (32, 0, 1))
+        ops += [Op("tanh", (2,), Width.TILE, 32), Op("tanh", (3,), Width.ROWS, 32)]
+        ops += [Op("row_reduction", (len(ops) - 2,), Width.ROWS, 32)]
+        demand = Demand.of(ops, 6144, EIGHT_WARPS)
+        found = (demand.computed, demand.branches, demand.reductions)
+        self.assertEqual(found, (24, 24, 2))
 
     def test_each_partial_lives_throughout(self):
         one, four = (

@@ -6,9 +6,11 @@ over rows. The peak of what else is live comes at a reduction of a row, at which
 threads wait: tiles that are needed after it are held, what was loaded as it came, what
 was computed in the type in which that is done. A sum over the rows that does not wait
 for the reduction is added up before it. Where rows are loaded again no tile is held, but
-ptxas issues all loads of a pass before it computes, whatever it has to spill for them.
-To that come the addresses of those loads, each of two registers, and what each tensor
-takes. Where the need is more than a thread may have, ptxas spills.
+ptxas issues all loads from memory of a pass before it computes, whatever it has to spill
+for them; those from shared memory, into which stages of the loop copy, it does not.
+To that come addresses, a tile that is being computed, and what branches, each row
+reduction and each tensor take. Where the need is more than a thread may have, ptxas
+spills.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from typing import TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from .mix_order_row_split import DEFAULT_REGISTERS_PER_SM, MAX_REGISTERS_PER_THREAD
+from .mix_order_row_split import (
+    DEFAULT_REGISTERS_PER_SM,
+    MAX_REGISTERS_PER_THREAD,
+    SLOW_FUNCTIONS,
+)
 from .mix_order_trace import Op, Width
 from .runtime.hints import _NUM_THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
@@ -56,26 +62,25 @@ class Demand:
 
     accumulators: of the partials, throughout
     hoisted: column vectors that were loaded before the loop over rows, throughout
-    tiles: live across a row reduction, unless rows are loaded again
-    second_layout: a tile, and for each row reduction its rows, where the column vectors
-        that it is computed with have another layout, so that some is computed in both
-    loads: in flight for the row reductions of a pass, where rows are loaded again
-    addresses: a number, of these loads
-    outputs: of a row that is loaded again, beyond what those loads took: a load from
-        memory can not pass a store, so that either what is loaded for the outputs is
-        held before the first store or what is to be stored, whichever is less
-    converted: a tile, where what is stored changes its layout before
+    tiles: live across a row reduction, unless rows are loaded again, with the column
+        vectors that each row loads
+    loads: in flight from memory, for what waits for no row reduction; where rows are
+        loaded again, for the row reductions of a pass
+    addresses: a number, of what a row loads and stores
+    computed: a tile
+    branches: tiles of functions that have some, around which what is live is held
+    reductions: a number, of a row
     pointers: a number, of loads and stores
     """
 
     accumulators: float
     hoisted: float
     tiles: float
-    second_layout: float
     loads: float
     addresses: float
-    outputs: float
-    converted: float
+    computed: float
+    branches: float
+    reductions: float
     pointers: float
 
     @classmethod
@@ -85,30 +90,38 @@ class Demand:
         vector, tile = layout.elements[Width.COLUMNS], layout.elements[Width.TILE]
         accumulators = sum(op.bits for op in ops if op.name == "partial") / 32
         hoisted = sum(op.bits for op in _accesses(ops, "load", Width.COLUMNS)) / 32
-        passes = _row_passes(ops) if launch.reload else []
-        loads = max((sum(map(layout.bits, each)) for each in passes), default=0)
-        outputs = 0.0
-        if launch.reload and launch.num_stages == 1:
-            stores = _accesses(ops, "store", Width.TILE)
-            last = _loaded_for(
-                ops,
-                (i for i, op in enumerate(ops) if op.name == "store"),
-                (Width.TILE,) if launch.hoist else (Width.TILE, Width.COLUMNS),
+        # what each row loads
+        widths = (Width.TILE,) if launch.hoist else (Width.TILE, Width.COLUMNS)
+        loads = [op for width in widths for op in _accesses(ops, "load", width)]
+        if launch.reload:
+            tiles = 0.0
+            passes = _row_passes(ops, widths)
+        else:
+            tiles = _live_at_reduction(ops, layout, widths)
+            passes = [_not_waiting(ops, widths)]
+
+        def in_flight(each: Sequence[Op]) -> float:
+            return sum(
+                layout.bits(op) * layout.elements[op.width] / 32
+                for op in each
+                if not layout.staged(op, launch.num_stages)
             )
-            outputs = min(sum(map(layout.bits, each)) for each in (last, stores))
+
         return cls(
             accumulators=accumulators * (tile if launch.accumulate_tiles else vector),
             hoisted=launch.hoist * hoisted * vector,
-            tiles=(not launch.reload) * _live_at_reduction(ops, layout) * tile,
-            second_layout=layout.second
-            * (tile + launch.xblock * sum(op.name == "row_reduction" for op in ops)),
-            loads=loads / 32 * tile,
-            addresses=max(
-                (sum(1 / layout.access(op) for op in each) for each in passes), default=0
+            tiles=tiles,
+            loads=max(map(in_flight, passes), default=0),
+            addresses=sum(
+                layout.elements[op.width] / layout.access(op)
+                for op in (*loads, *_accesses(ops, "store", Width.TILE))
+            ),
+            computed=tile,
+            branches=sum(
+                op.name in SLOW_FUNCTIONS and op.width == Width.TILE for op in ops
             )
             * tile,
-            outputs=max(0, outputs - loads) / 32 * tile,
-            converted=layout.converted * tile,
+            reductions=sum(op.name == "row_reduction" for op in ops),
             pointers=sum(
                 op.name in ("load", "store") and op.width != Width.SCALAR for op in ops
             ),
@@ -120,10 +133,10 @@ def _accesses(ops: Iterable[Op], name: str, width: Width) -> list[Op]:
     return [op for op in ops if op.name == name and op.width == width]
 
 
-def _row_passes(ops: Sequence[Op]) -> list[list[Op]]:
+def _row_passes(ops: Sequence[Op], widths: Sequence[Width]) -> list[list[Op]]:
     """
-    The tiles that each pass over a row loads for row reductions, where rows are loaded
-    again. A reduction that needs another is in a later pass.
+    The values of ``widths`` that each pass over a row loads for row reductions, where
+    rows are loaded again. A reduction that needs another is in a later pass.
     """
     row_pass: list[int] = []
     for op in ops:
@@ -137,7 +150,7 @@ def _row_passes(ops: Sequence[Op]) -> list[list[Op]]:
                 for i, op in enumerate(ops)
                 if op.name == "row_reduction" and row_pass[i] == each
             ),
-            (Width.TILE,),
+            widths,
         )
         for each in range(1, max(row_pass, default=0) + 1)
     ]
@@ -164,17 +177,13 @@ class Layout:
     Triton's blocked layout of a tile: a ``vector`` of elements a thread, threads along
     the row first, of which a row has ``lanes``. ``elements`` are those of a value of
     each width that a thread holds; elements beyond the last column are known to be so
-    where that element of every thread is, and take nothing.
-
-    ``run`` is how many elements follow each other at an aligned address, ``second``
-    whether column vectors have another layout, ``converted`` whether what is stored has.
+    where that element of every thread is, and take nothing. ``run`` is how many elements
+    of a row follow each other at an aligned address.
     """
 
     vector: int
     lanes: int
     run: int
-    second: bool
-    converted: bool
     elements: dict[Width, int]
 
     @classmethod
@@ -184,29 +193,15 @@ class Layout:
         threads = launch.num_warps * _NUM_THREADS_PER_WARP
         run = columns & -columns
         most = min(run, max(1, launch.xblock * r0_block // threads))
-        loads, stores, vectors = (
-            OrderedSet(op.memory_bits // 8 for op in _accesses(ops, *which))
-            for which in (
-                ("load", Width.TILE),
-                ("store", Width.TILE),
-                ("load", Width.COLUMNS),
-            )
-        )
-        even = launch.even_vectors and len(loads | stores) > 1
-
-        def columns_of(itemsizes: OrderedSet[int]) -> int:
-            return even_columns(loads | stores) if even else VECTOR_BYTES // min(itemsizes)
-
-        vector = min(columns_of(loads or OrderedSet([4])), most)
-        stored = min(columns_of(stores), most) if stores else 0
-        second = False
-        if vectors:
-            own = min(VECTOR_BYTES // min(vectors), max(1, r0_block // threads))
-            if launch.xblock == 1:
-                # values of one shape, so of one layout: that of the longest vectors
-                vector = max(vector, own)
-            else:
-                second = own != vector or r0_block < threads * vector
+        itemsizes = OrderedSet(
+            op.memory_bits // 8
+            for name in ("load", "store")
+            for op in _accesses(ops, name, Width.TILE)
+        ) or OrderedSet([4])
+        if launch.even_vectors and len(itemsizes) > 1:
+            vector = min(even_columns(itemsizes), most)
+        else:
+            vector = min(VECTOR_BYTES // min(itemsizes), most)
         lanes = min(threads, max(1, r0_block // vector))
         whole, rest = divmod(columns, lanes * vector)
         in_row = whole * vector + min(vector, rest)
@@ -215,8 +210,6 @@ class Layout:
             vector,
             lanes,
             run,
-            second,
-            stored not in (0, vector),
             {
                 Width.TILE: in_row * rows,
                 Width.COLUMNS: in_row,
@@ -237,14 +230,17 @@ class Layout:
         """
         return max(op.memory_bits, 32 // self.access(op))
 
+    def staged(self, op: Op, num_stages: int) -> bool:
+        """Whether a loop of ``num_stages`` loads ``op`` from shared memory."""
+        return num_stages > 1 and self.access(op) * op.memory_bits >= _COPY_BYTES * 8
 
-def _live_at_reduction(ops: Sequence[Op], layout: Layout) -> float:
-    """
-    32-bit registers of an element of each of the tiles that are live across a row
-    reduction, that at which most are. Loads are issued first, and a sum over rows as
-    soon as the row reductions are known that it needs.
-    """
-    # after how many row reductions an operation has what it needs
+
+# Of an asynchronous copy to shared memory, at least.
+_COPY_BYTES = 4
+
+
+def _known(ops: Sequence[Op]) -> list[int]:
+    """After how many row reductions each operation has what it needs, itself counted."""
     known: list[int] = []
     reductions = 0
     for op in ops:
@@ -252,7 +248,39 @@ def _live_at_reduction(ops: Sequence[Op], layout: Layout) -> float:
         if op.name == "row_reduction":
             reductions += 1
             known[-1] = reductions
-    # and after how many it is done, and used last
+    return known
+
+
+def _not_waiting(ops: Sequence[Op], widths: Sequence[Width]) -> list[Op]:
+    """
+    The values of ``widths`` that are loaded for nothing that is stored, or that waits for
+    a row reduction.
+    """
+    known = _known(ops)
+    waiting = OrderedSet(
+        i for i, op in enumerate(ops) if known[i] or op.name == "store"
+    )
+    for i in reversed(range(len(ops))):
+        if i in waiting and ops[i].name != "row_reduction":
+            waiting.update(ops[i].inputs)
+    return [
+        op
+        for i, op in enumerate(ops)
+        if op.name == "load" and op.width in widths and i not in waiting
+    ]
+
+
+def _live_at_reduction(
+    ops: Sequence[Op], layout: Layout, loaded: Sequence[Width]
+) -> float:
+    """
+    32-bit registers of the tiles, and of what else is ``loaded`` for each row, that are
+    live across a row reduction, that at which most are. Loads are issued first, and a
+    sum over rows is added up as soon as the row reductions are known that it needs.
+    """
+    known = _known(ops)
+    reductions = max(known, default=0)
+    # after how many row reductions an operation is done, and used last
     done = [reductions] * len(ops)
     used = [0] * len(ops)
     for i in reversed(range(len(ops))):
@@ -266,14 +294,18 @@ def _live_at_reduction(ops: Sequence[Op], layout: Layout) -> float:
         for j in op.inputs:
             done[j] = min(done[j], done[i])
             used[j] = max(used[j], done[i])
-    tiles = [
-        (done[i], used[i], layout.bits(op) if op.name == "load" else op.bits)
-        for i, op in enumerate(ops)
-        if op.width == Width.TILE and op.name not in _RECOMPUTED
-    ]
+    values = []
+    for i, op in enumerate(ops):
+        if op.name == "load" and op.width in loaded:
+            bits = layout.bits(op)
+        elif op.width == Width.TILE and op.name not in _RECOMPUTED:
+            bits = op.bits
+        else:
+            continue
+        values.append((done[i], used[i], bits * layout.elements[op.width]))
     return max(
         (
-            sum(bits for first, last, bits in tiles if first < each <= last) / 32
+            sum(bits for first, last, bits in values if first < each <= last) / 32
             for each in range(1, reductions + 1)
         ),
         default=0,
@@ -304,23 +336,23 @@ class Coefficients:
         )
 
 
-# Fitted on 1163 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
+# Fitted on 699 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
 # sm_90 and sm_100 by the ptxas of Triton 3.6.0, and judged on others.
 COEFFICIENTS = Coefficients(
-    base=-12.143,
+    base=-41.836,
     each=Demand(
-        accumulators=1.124,
-        hoisted=0.497,
-        tiles=0.982,
-        second_layout=1.565,
-        loads=1.685,
-        addresses=0.944,
-        outputs=0.959,
-        converted=0.933,
-        pointers=3.506,
+        accumulators=1.203,
+        hoisted=0.595,
+        tiles=0.613,
+        loads=0.864,
+        addresses=0.530,
+        computed=1.486,
+        branches=1.529,
+        reductions=10.257,
+        pointers=2.966,
     ),
-    over_64_bytes=-7.619,
-    over_256_bytes=21.868,
+    over_64_bytes=-3.407,
+    over_256_bytes=18.864,
 )
 
 
@@ -328,7 +360,7 @@ COEFFICIENTS = Coefficients(
 # one kernel with a few values in L1 is faster than two that read the tensor, and long
 # rows need less than it seems (LayerNorm backward of [4096, 16384] in float32: 88 bytes
 # of local memory). Beyond it ptxas gives up: 32 registers, and kilobytes of it.
-PAIR_OVER = 150
+PAIR_OVER = 220
 
 
 @dataclasses.dataclass(frozen=True)
