@@ -17,7 +17,6 @@ from torch.utils._ordered_set import OrderedSet
 from . import config
 from .block_reduction_tile import (
     Access,
-    accesses,
     block_reduction_tile,
     BlockReductionTile,
     main_accesses,
@@ -63,14 +62,13 @@ class YFirstTile(BlockReductionTile):
 def ordered_tile(
     features: SIMDKernelFeatures, tiling: dict[str, sympy.Expr]
 ) -> Optional[BlockReductionTile]:
-    """What ``block_reduction_tile`` finds, its programs in the order of what they write."""
-    tile = block_reduction_tile(features, tiling)
-    if tile is None or not config.triton.block_reductions_follow_writes:
+    """The ``block_reduction_tile``, its programs in the order of what they write."""
+    found = block_reduction_tile(features, tiling)
+    if found is None:
+        return None
+    (reads, writes), tile = found
+    if not config.triton.block_reductions_follow_writes:
         return tile
-    assert features.coalesce_analysis is not None
-    found = accesses(features.coalesce_analysis.norm_read_writes, tiling)
-    assert found is not None
-    reads, writes = found
     hint = V.graph.sizevars.optimization_hint
     device = DeviceProperties.create(V.graph.get_current_device_or_throw())
     return follow_writes(

@@ -217,16 +217,16 @@ def block_reduction_tiling(
 
 def block_reduction_tile(
     features: SIMDKernelFeatures, tiling: dict[str, sympy.Expr]
-) -> Optional[BlockReductionTile]:
+) -> Optional[tuple[tuple[list[Access], list[Access]], BlockReductionTile]]:
     """
-    The tile of a persistent reduction that reads along one dimension and writes along
-    another, or None for any other kernel, and where the analysis cannot tell.
+    The reads and writes of a persistent reduction that reads along one dimension and
+    writes along another, and its tile; or None for any other kernel, and where the
+    analysis cannot tell.
     """
     analysis = features.coalesce_analysis
     if analysis is None or tuple(tiling) not in (("x", "r0_"), ("y", "x", "r0_")):
         return None
-    found = _tile(analysis.norm_read_writes, tiling)
-    return found[1] if found else None
+    return _tile(analysis.norm_read_writes, tiling)
 
 
 def _tile(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from torch.utils._ordered_set import OrderedSet
 
 from .mix_order_row_split import (
+    COPY_BYTES,
     DEFAULT_REGISTERS_PER_SM,
     MAX_REGISTERS_PER_THREAD,
     SLOW_FUNCTIONS,
@@ -232,11 +233,7 @@ class Layout:
 
     def staged(self, op: Op, num_stages: int) -> bool:
         """Whether a loop of ``num_stages`` loads ``op`` from shared memory."""
-        return num_stages > 1 and self.access(op) * op.memory_bits >= _COPY_BYTES * 8
-
-
-# Of an asynchronous copy to shared memory, at least.
-_COPY_BYTES = 4
+        return num_stages > 1 and self.access(op) * op.memory_bits >= COPY_BYTES * 8
 
 
 def _known(ops: Sequence[Op]) -> list[int]:
