@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from graft import testrun
+from graft.processes import kill_group
 from graft.pytest_limit import GRACE_S
 from graft.testrun import Result
 from graft.teststate import State
@@ -254,7 +254,7 @@ class Pool:
                         if ended:
                             break
                         if time.monotonic() - since > limit_s + GRACE_S + _HANG_S:
-                            _kill(process)
+                            kill_group(process)
                         time.sleep(_POLL_S)
             return _Ended(process.returncode, said.read_text("utf-8", "replace"), running)
 
@@ -280,14 +280,8 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
-        _kill(process)
+        kill_group(process)
         process.wait()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it started, if they have not ended meanwhile."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _below_test(file: str) -> str:

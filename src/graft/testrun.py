@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.errors import GraftError
+from graft.processes import kill_group
 
 SRC = Path(__file__).resolve().parents[1]
 OUTCOMES = ("passed", "skipped", "failed", "error")  # from best to worst
@@ -172,11 +173,11 @@ def _pytest(
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process)
         output, _ = process.communicate()
         output += f"\nended after {timeout_s:g} s, the time given"
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process)
         process.wait()
         raise
     return process.returncode, output

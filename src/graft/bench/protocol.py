@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from graft.processes import kill_group
+
 Message = dict[str, Any]
 
 _LOG_LINES = 4
@@ -132,8 +134,8 @@ class Remote:
 
     def kill(self) -> None:
         """End the worker's whole process group and collect it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(PermissionError):
+            kill_group(self._process)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
