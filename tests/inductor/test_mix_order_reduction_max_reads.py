@@ -51,7 +51,7 @@ class Block(torch.nn.Module):
 def loads(code):
     """The number of loads in the loop over rows, for each mix-order kernel."""
     kernels = re.findall(
-        r"for _ in tl.range\(0, split_size(.*?)\n''', device", code, re.S
+        r"for _ in tl.range\((.*?)\n''', device", code, re.S
     )
     return [kernel.count("tl.load(") for kernel in kernels]
 

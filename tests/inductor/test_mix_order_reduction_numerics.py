@@ -270,7 +270,7 @@ class BlockPointerTest(MixOrderTestCase):
         code = self.check(
             lambda x: (x.sum(1), x.sum(0)), x, **{"triton.use_block_ptr": True}
         )
-        FileCheck().check("make_block_ptr").check("xoffset += XBLOCK").run(code)
+        FileCheck().check("make_block_ptr").check("xoffset += ").run(code)
 
 
 class NotCooperativeTest(MixOrderTestCase):

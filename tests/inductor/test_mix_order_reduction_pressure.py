@@ -373,6 +373,15 @@ class PolicyTest(TestCase):
         partials = self.run_with(f, *args, **{PRESSURE: policy, MAX_READS: 0})
         self.assertEqual(partials, 0 if policy else 14)
 
+    def test_integer_index(self):
+        # the whole of a sum in two layers is listed by what a lowering gave it
+        def f(x, column):
+            y = x.select_scatter(column, 1, 2)
+            return y.sum(0), (y * x).sum(1)
+
+        args = torch.randn(1030, 96, device=GPU_TYPE), torch.randn(1030, device=GPU_TYPE)
+        self.assertEqual(self.run_with(f, *args), 1)
+
     def test_row_statistics_are_cheap(self):
         # 20 of them and as many scalars are 40 reads, and no pressure
         def f(x, *small):

@@ -3,11 +3,15 @@
 import dataclasses
 import re
 
+import sympy
+
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.dependencies import MemoryDep
 from torch._inductor.mix_order_producer_sum_cost import (
     FUNCTION_BYTES,
+    is_across,
     L2_BYTE,
     L2_MIB,
     LAUNCH_BYTES,
@@ -670,6 +674,7 @@ class ModelTest(TestCase):
                 bytes_added=0,
                 launches_saved=2,
                 compute_bytes=0,
+                tiled=False,
                 rows=rows,
                 columns=columns,
                 dynamic=False,
@@ -696,6 +701,21 @@ class ModelTest(TestCase):
         cost = self.cost(rows=528, launches_saved=0)
         self.assertRegex(self.why_not(cost), "costs")
         self.assertIsNone(self.why_not(self.cost(rows=528)))
+
+    def test_an_access_across_the_others(self):
+        """Rows of 64 columns that are 147 * 147 apart load and store a few at a time."""
+        n, pixel, channel = sympy.symbols("n pixel channel", integer=True)
+        ranges = {n: 128, pixel: 21609, channel: 64}
+
+        def dep(index):
+            return MemoryDep("x", index, tuple(ranges), tuple(ranges.values()))
+
+        image = n * 64 * 21632
+        self.assertTrue(is_across(dep(image + channel * 21632 + pixel)))
+        self.assertFalse(is_across(dep(image + channel + pixel * 64)))
+        self.assertFalse(is_across(dep(image + channel * 2 + pixel * 128)))
+        self.assertIsNone(self.why_not(self.cost()))
+        self.assertRegex(self.why_not(self.cost(tiled=True)), "across")
 
     def test_rows_loaded_again(self):
         """One accumulator more, and rows have to be loaded twice."""

@@ -56,6 +56,8 @@ class ProducerSum:
     bytes_added: of the consumer's other reads of whole tensors
     launches_saved: kernels of the consumer that the final reduction replaces
     compute_bytes: what would be moved while the producer computes its functions
+    tiled: whether the producer, which reduces nothing, accesses a whole tensor across the
+        others, so that its own kernel has tiles of both dimensions
     rows, columns: of the producer, ``[xnumel, rnumel]``
     dynamic: whether the number of rows is
     before, after: the cost of a row without the consumer and with it; before is None
@@ -68,6 +70,7 @@ class ProducerSum:
     bytes_added: int
     launches_saved: int
     compute_bytes: int
+    tiled: bool
     rows: int
     columns: int
     dynamic: bool
@@ -111,6 +114,9 @@ class ProducerSum:
             bytes_added=size(reads - at_hand),
             launches_saved=2 if MixOrderReduction.is_split_reduction(consumer) else 1,
             compute_bytes=rows * rblock * function_bytes(node1),
+            tiled=node2 is None
+            and not node1.is_reduction()
+            and any(is_across(dep) for dep in at_hand),
             rows=rows,
             columns=columns,
             dynamic=not isinstance(xnumel, (int, sympy.Integer)),
@@ -125,6 +131,12 @@ class ProducerSum:
                 node1.get_nodes(), other.get_nodes(), xnumel, rnumel, rblock
             ),
         )
+
+
+def is_across(dep: MemoryDep) -> bool:
+    """Whether what ``dep`` touches adjoins in memory in another loop than the innermost."""
+    strides = [dep.index.coeff(var) for var in dep.var_names]
+    return 1 in strides[:-1] and strides[-1] != 1
 
 
 def function_bytes(node: BaseSchedulerNode) -> int:
@@ -146,6 +158,8 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
         return f"saves {cost.bytes_saved} bytes, fewer than {min_bytes}"
     if cost.bytes_added and not cost.depends:
         return "reads more than the kernel that it does not depend on"
+    if cost.tiled:
+        return "the producer's own kernel is tiled for an access across the others"
     if not splits_rows(device):
         return None
 

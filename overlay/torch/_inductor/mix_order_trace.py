@@ -207,6 +207,7 @@ class Trace(DefaultHandler):
     def load(self, name: str, index: sympy.Expr) -> _Value:
         if name in self._written:
             return self._written[name]
+        index = sympy.sympify(index)
         dtype = V.graph.get_dtype(name)
         op = Op(
             "load", (), self._width_of(index), register_bits(dtype), dtype.itemsize * 8
@@ -229,6 +230,7 @@ class Trace(DefaultHandler):
         return self._add(op, str(value))
 
     def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> _Value:
+        expr = sympy.sympify(expr)  # a lowering's own function has integers
         op = Op("index_expr", (), self._width_of(expr), register_bits(dtype))
         return self._add(op, (op.width, len(expr.free_symbols)))
 
