@@ -446,6 +446,18 @@ class PointwiseProducerTest(TestBase):
         self.generate(gelu_backward, *args, split_reductions=True)
         self.assertEqual(metrics.codegen_mix_order_reduction, fused)
 
+    # a row for each of 512 images of 784 rows is loaded 784 times
+    @parametrize("images,fused", ((1, 1), (512, 0)))
+    def test_rows_that_share(self, images, fused):
+        def f(x, scale, shift):
+            y = x * scale + shift
+            return y, y.sum((0, 1)), (y * x).sum((0, 1))
+
+        x = torch.empty(512, 784, 72, dtype=torch.bfloat16, device=GPU_TYPE)
+        rows = (torch.empty(images, 1, 72, device=GPU_TYPE) for _ in range(2))
+        self.generate(f, x, *rows, split_reductions=True)
+        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+
     def test_knob(self):
         args = (randn(ROWS, COLUMNS), randn(ROWS, COLUMNS))
         options = {"split_reductions": True, KNOB: False}
@@ -672,6 +684,7 @@ class ModelTest(TestCase):
                 bytes_saved=size,
                 bytes_written=size,
                 bytes_added=0,
+                bytes_shared=0,
                 launches_saved=2,
                 compute_bytes=0,
                 tiled=False,
@@ -731,6 +744,13 @@ class ModelTest(TestCase):
         self.assertIsNone(
             self.why_not(dataclasses.replace(cost, after=wide, before=wide))
         )
+
+    def test_rows_that_share(self):
+        """A pointwise kernel finds in L1 what a mix-order kernel loads for every row."""
+        cost = self.cost(before=None)
+        self.assertIsNone(self.why_not(cost))
+        shared = dataclasses.replace(cost, bytes_shared=4 * cost.bytes_saved)
+        self.assertRegex(self.why_not(shared), "costs")
 
     def test_independent_that_reads_more(self):
         cost = self.cost(depends=False, bytes_added=1)

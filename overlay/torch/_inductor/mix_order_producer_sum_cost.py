@@ -32,6 +32,10 @@ L2_MIB = {80: 40, 90: 50, 100: 126, 103: 126}
 # Time of a byte from L2 by that of a byte from memory: 5.5 TB/s and 4.2 TB/s were read
 # on an H200.
 L2_BYTE = 0.75
+# Time of a byte that rows share, which a mix-order kernel loads for each of them, and a
+# pointwise kernel finds in L1, by that of a byte from memory. Of 80 kernels on an H200 one
+# has to have 0.34 or more of this, or summing in it is slower, and one 0.45 or less.
+SHARED_BYTE = 0.4
 # Bytes of memory traffic in the time between two kernels of a CUDA graph, where the
 # last programs of one finish and the first of the next begin: 2 us of an H200.
 LAUNCH_BYTES = 8 * 2**20
@@ -54,6 +58,8 @@ class ProducerSum:
         writes as well, element by element
     bytes_written: of these, what the producer writes, and L2 may still hold
     bytes_added: of the consumer's other reads of whole tensors
+    bytes_shared: that the kernel loads of rows of which several are one, or in any order,
+        with what pads them
     launches_saved: kernels of the consumer that the final reduction replaces
     compute_bytes: what would be moved while the producer computes its functions
     tiled: whether the producer, which reduces nothing, accesses a whole tensor across the
@@ -68,6 +74,7 @@ class ProducerSum:
     bytes_saved: int
     bytes_written: int
     bytes_added: int
+    bytes_shared: int
     launches_saved: int
     compute_bytes: int
     tiled: bool
@@ -101,6 +108,10 @@ class ProducerSum:
 
         rblock = next_power_of_2(columns)
         other = FusedSchedulerNode.fuse(node2, consumer) if node2 else consumer
+        after = row_cost(node1.get_nodes(), other.get_nodes(), xnumel, rnumel, rblock)
+        loaded = OrderedSet(
+            dep for dep in at_hand | reads if dep.name not in node1.get_buffer_names()
+        )
         return cls(
             depends=bool(consumer.ancestors & node1.get_operation_names()),
             bytes_saved=size(reads & at_hand),
@@ -112,6 +123,9 @@ class ProducerSum:
                 )
             ),
             bytes_added=size(reads - at_hand),
+            bytes_shared=max(0, after.stream_bytes * rows * columns - size(loaded))
+            * rblock
+            // columns,
             launches_saved=2 if MixOrderReduction.is_split_reduction(consumer) else 1,
             compute_bytes=rows * rblock * function_bytes(node1),
             tiled=node2 is None
@@ -127,9 +141,7 @@ class ProducerSum:
                 if node2
                 else None
             ),
-            after=row_cost(
-                node1.get_nodes(), other.get_nodes(), xnumel, rnumel, rblock
-            ),
+            after=after,
         )
 
 
@@ -181,6 +193,7 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
     if before is None:
         moved = streams + cost.bytes_written
         lost += moved * MIX_ORDER_LOSS + max(0, cost.compute_bytes - moved)
+        lost += cost.bytes_shared * SHARED_BYTE
     if after.reload and not (before and before.reload):
         lost += streams * L2_BYTE
     if saved <= lost:

@@ -118,11 +118,11 @@ def estimate(work: Work, memory_GBs: float, constants: Constants) -> Estimate:
 # both dimensions, in bf16 and float32 on an H200 (CUDA-graph replays, L2 flushed): 256 to
 # 2^20 rows of 64 to 16384 columns.
 CONSTANTS = Constants(
-    launch_us=3.70,
-    row_share=0.748,
-    column_share=0.669,
-    kiloprogram_us=1.82,
-    partial_KiB_us=0.103,
+    launch_us=3.73,
+    row_share=0.747,
+    column_share=0.664,
+    kiloprogram_us=1.76,
+    partial_KiB_us=0.0874,
 )
 
 
