@@ -82,7 +82,9 @@ class RowInvariantTest(MixOrderTestCase):
             return *sums(y.view(132, 96), b), y.sum((0, 1))
 
         code = self.check(f, randn(132, 96), randn(66, 96), randn(96))
-        self.assertEqual(self.loads(code), (1, 2))
+        before, loop = self.loads(code)
+        self.assertEqual(before, 1)
+        self.assertGreaterEqual(loop, 2)
 
     def test_padded(self):
         # its mask is computed in the loop
