@@ -582,6 +582,29 @@ class DeclineTest(TestBase):
             actual = torch.compile(f, fullgraph=True)(*args)
         self.compare(f, actual, args)
 
+    @parametrize("across", (False, True))
+    def test_across(self, across):
+        """What the consumer alone reads across the rows wants tiles of both dimensions."""
+
+        def f(x, z):
+            y = x.softmax(-1)
+            return y, (y * (z.t() if across else z)).sum(0)
+
+        z = randn(COLUMNS, ROWS) if across else randn(ROWS, COLUMNS)
+        fused, kernels = (0, 3) if across else (1, 2)
+        options = {"partials": 1, "split_reductions": True}
+        self.check(f, randn(ROWS, COLUMNS), z, fused=fused, kernels=kernels, **options)
+
+    # the workspace of few rows is as large as they are, and no kernel is saved
+    @parametrize("rows", (64, 4096))
+    def test_few_rows(self, rows):
+        def f(x):
+            y = x.softmax(-1)
+            return y, y.sum(0)
+
+        self.generate(f, torch.empty(rows, 1024, device=GPU_TYPE), split_reductions=False)
+        self.assertEqual(metrics.codegen_mix_order_reduction, rows > 64)
+
     def test_min_bytes(self):
         size = 4 * ROWS * COLUMNS
         self.check(norm_backward, *arguments(), **{MIN_BYTES: size})

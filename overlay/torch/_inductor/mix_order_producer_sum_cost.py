@@ -60,10 +60,12 @@ class ProducerSum:
     bytes_added: of the consumer's other reads of whole tensors
     bytes_shared: that the kernel loads of rows of which several are one, or in any order,
         with what pads them
-    launches_saved: kernels of the consumer that the final reduction replaces
+    launches_saved: kernels of the consumer that the final reduction replaces, less that
+        one where the producer has none yet
     compute_bytes: what would be moved while the producer computes its functions
-    tiled: whether the producer, which reduces nothing, accesses a whole tensor across the
-        others, so that its own kernel has tiles of both dimensions
+    tiled: whether a whole tensor is accessed across the others, by the consumer alone or
+        by a producer that reduces nothing, so that its own kernel has tiles of both
+        dimensions
     rows, columns: of the producer, ``[xnumel, rnumel]``
     dynamic: whether the number of rows is
     before, after: the cost of a row without the consumer and with it; before is None
@@ -126,11 +128,16 @@ class ProducerSum:
             bytes_shared=max(0, after.stream_bytes * rows * columns - size(loaded))
             * rblock
             // columns,
-            launches_saved=2 if MixOrderReduction.is_split_reduction(consumer) else 1,
+            launches_saved=1
+            + MixOrderReduction.is_split_reduction(consumer)
+            - (node2 is None),
             compute_bytes=rows * rblock * function_bytes(node1),
-            tiled=node2 is None
-            and not node1.is_reduction()
-            and any(is_across(dep) for dep in at_hand),
+            tiled=any(is_across(dep) for dep in reads - at_hand)
+            or (
+                node2 is None
+                and not node1.is_reduction()
+                and any(is_across(dep) for dep in at_hand)
+            ),
             rows=rows,
             columns=columns,
             dynamic=not isinstance(xnumel, (int, sympy.Integer)),
@@ -171,7 +178,7 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
     if cost.bytes_added and not cost.depends:
         return "reads more than the kernel that it does not depend on"
     if cost.tiled:
-        return "the producer's own kernel is tiled for an access across the others"
+        return "its own kernel is tiled for an access across the others"
     if not splits_rows(device):
         return None
 

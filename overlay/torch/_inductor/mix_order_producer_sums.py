@@ -29,6 +29,7 @@ from .mix_order_reduction import (
     why_not_partial_accumulators,
 )
 from .runtime.hints import DeviceProperties, ReductionHint
+from .utils import get_current_backend
 from .virtualized import V
 
 
@@ -161,9 +162,11 @@ def is_row_producer(producer: BaseSchedulerNode) -> bool:
 
     if isinstance(producer, FusedMixOrderReductions):
         return True
+    device_type = producer.get_device().type  # type: ignore[union-attr]
     return (
         type(producer) in (SchedulerNode, FusedSchedulerNode)
-        and producer.get_device().type in ("cuda", "xpu")  # type: ignore[union-attr]
+        and device_type in ("cuda", "xpu")
+        and get_current_backend(device_type) == "triton"
         and all(is_row_node(node) for node in producer.get_nodes())
         and MixOrderReduction.is_contiguous_node(producer)
     )
