@@ -692,7 +692,7 @@ class ChooseOrderTest(TestCase):
         device = DeviceProperties.create(torch.device(GPU_TYPE))
         for meta in ({"maxnreg": 80}, {}):
             options = triton_heuristics.CachingAutotuner._create_compile_options(
-                mock.Mock(device_props=device),
+                mock.Mock(device_props=device, inductor_meta={}),
                 mock.Mock(spec=["num_warps"]),
                 {"num_warps": 8, "num_stages": 1, "debug": False, **meta},
             )

@@ -11,6 +11,7 @@ from torch._inductor.mix_order_pressure import (
     Demand,
     LaunchConfig,
     Layout,
+    Pressure,
     pressure,
 )
 from torch._inductor.mix_order_trace import Op, Trace, Width
@@ -232,14 +233,14 @@ class ModelTest(TestCase):
             for partials in range(1, 16)
         ]
         self.assertFalse(found[0].spills)
-        self.assertTrue(found[-1].hopeless)
+        self.assertEqual(found[0].excess, 0)
         needs = [each.need for each in found]
         self.assertEqual(needs, sorted(needs))
         self.assertEqual(found[-1].registers_per_thread, 255)
+        self.assertEqual(found[-1].excess, needs[-1] - 255)
         # a little is no reason not to fuse
         for each in found:
             self.assertGreaterEqual(each.spills, each.too_high)
-            self.assertGreaterEqual(each.too_high, each.hopeless)
 
     def test_limit_follows_block_and_gpu(self):
         ops = norm_backward()
@@ -372,6 +373,22 @@ class PolicyTest(TestCase):
         args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(14)]
         partials = self.run_with(f, *args, **{PRESSURE: policy, MAX_READS: 0})
         self.assertEqual(partials, 0 if policy else 14)
+
+    # A program of 256 threads spills 1 KiB for each register that a thread lacks. It may
+    # spill twice a row of what both sides read, here 32 KiB for each tensor.
+    @parametrize("shared,excess,fused", ((1, 64, 1), (1, 65, 0), (2, 65, 1), (2, 129, 0)))
+    def test_pair_by_what_it_saves(self, shared, excess, fused):
+        def one(x, t):
+            return x.sum(0), (x * t).sum(1)
+
+        def both(x, t):
+            return (x * t).sum(0), (x * t).sum(1)
+
+        args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(2)]
+        lacking = Pressure(255 + excess, 255)
+        with patch.object(mix_order_spills, "pressure", lambda *args: lacking):
+            partials = self.run_with(one if shared == 1 else both, *args)
+        self.assertEqual(partials, fused)
 
     def test_integer_index(self):
         # the whole of a sum in two layers is listed by what a lowering gave it

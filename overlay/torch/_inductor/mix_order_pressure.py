@@ -353,19 +353,12 @@ COEFFICIENTS = Coefficients(
 )
 
 
-# The registers that a pair may need more than there are, for which it is still fused:
-# one kernel with a few values in L1 is faster than two that read the tensor, and long
-# rows need less than it seems (LayerNorm backward of [4096, 16384] in float32: 88 bytes
-# of local memory). Beyond it ptxas gives up: 32 registers, and kilobytes of it.
-PAIR_OVER = 220
-
-
 @dataclasses.dataclass(frozen=True)
 class Pressure:
     """
     Registers a thread: what the kernel needs, and what a thread may have. ``spills``
-    is whether it would spill, ``too_high`` whether so much that it should do less: a
-    few words in a cache cost less than a row that is read once more.
+    is whether it would spill, ``too_high`` whether so much that it should do less, and
+    ``excess`` how many there are not.
     """
 
     need: float
@@ -380,8 +373,8 @@ class Pressure:
         return self.need > self.limit + COEFFICIENTS.over_256_bytes
 
     @property
-    def hopeless(self) -> bool:
-        return self.need > self.limit + PAIR_OVER
+    def excess(self) -> float:
+        return max(0.0, self.need - self.limit)
 
     @property
     def registers_per_thread(self) -> int:

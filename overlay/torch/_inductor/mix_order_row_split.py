@@ -120,6 +120,7 @@ class RowCost:
     invariants: 4-byte values a column that all rows read, live throughout
     slow: whether some of ``SLOW_FUNCTIONS`` is computed of each element
     staged: whether asynchronous copies can load the rows
+    lacks_registers: whether a thread is predicted to need more than it may have
     """
 
     columns: int
@@ -131,6 +132,7 @@ class RowCost:
     invariants: int
     slow: bool = False
     staged: bool = True
+    lacks_registers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +150,7 @@ class RowSplit:
     staged: whether asynchronous copies load the rows
     in_turn: whether tiles are dealt out to the programs in turn, so that what is loaded
         at a time adjoins in memory
+    all_registers: whether a thread is given all that there are, as it may need more
     """
 
     num_programs: int
@@ -160,6 +163,7 @@ class RowSplit:
     accumulate_tiles: bool
     staged: bool = True
     in_turn: bool = True
+    all_registers: bool = False
 
     @property
     def max_xblock(self) -> int:
@@ -195,6 +199,8 @@ class RowSplit:
         return {
             "NUM_PROGRAMS": self.num_programs,
             "MAX_XBLOCK": self.max_xblock,
+            "ALL_REGISTERS": self.all_registers
+            and config.triton.mix_order_reduction_all_registers,
             "configs": configs,
         }
 
@@ -464,6 +470,7 @@ def row_split(
         staged=cost.staged,
         in_turn=cost.staged
         and (not reload or idle_share(rows, xblock, num_programs) >= IDLE_SHARE),
+        all_registers=(reload or cost.lacks_registers) and programs_per_sm == 1,
     )
 
 
@@ -518,6 +525,7 @@ def unstaged_row_split(
                     accumulate_tiles=False,
                     staged=False,
                     in_turn=cost.columns <= UNSTAGED_DEALT_COLUMNS,
+                    all_registers=cost.lacks_registers and programs_per_sm == 1,
                 )
         xblock //= 2
     return None
