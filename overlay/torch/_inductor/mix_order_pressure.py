@@ -23,11 +23,11 @@ from torch.utils._ordered_set import OrderedSet
 from .mix_order_row_split import (
     COPY_BYTES,
     DEFAULT_REGISTERS_PER_SM,
-    MAX_REGISTERS_PER_THREAD,
     SLOW_FUNCTIONS,
 )
 from .mix_order_trace import Op, Width
 from .runtime.hints import _NUM_THREADS_PER_WARP
+from .runtime.registers import all_registers
 from .runtime.runtime_utils import next_power_of_2
 from .vector_width import even_columns, VECTOR_BYTES
 
@@ -391,8 +391,5 @@ def pressure(
     Of the kernel that computes ``ops`` on rows of ``columns`` (R0_BLOCK is the next
     power of two), launched as ``launch``.
     """
-    limit = min(
-        MAX_REGISTERS_PER_THREAD,
-        registers_per_multiprocessor // (launch.num_warps * _NUM_THREADS_PER_WARP),
-    )
+    limit = all_registers(registers_per_multiprocessor, launch.num_warps)
     return Pressure(COEFFICIENTS.need(Demand.of(ops, columns, launch)), limit)

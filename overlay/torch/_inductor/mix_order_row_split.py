@@ -31,6 +31,7 @@ from . import config
 from .dependencies import MemoryDep
 from .mix_order_reduction import accessed_numel, accumulate_dtype
 from .runtime.hints import TRITON_MAX_BLOCK
+from .runtime.registers import all_registers, MAX_REGISTERS_PER_THREAD
 from .runtime.runtime_utils import ceildiv, last_power_of_2
 from .utils import get_dtype_size, sympy_product
 from .vector_width import aligned_columns
@@ -94,7 +95,6 @@ UNSTAGED_DEALT_COLUMNS = 2048
 MIN_STAGES, MAX_STAGES = 3, 4
 # Registers of a thread for addresses, masks, row statistics and temporaries.
 OTHER_REGISTERS = 28
-MAX_REGISTERS_PER_THREAD = 255
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
 MAX_WARPS = 32
 DEFAULT_REGISTERS_PER_SM = 65536
@@ -509,7 +509,7 @@ def unstaged_row_split(
             if (
                 xblock * cost.columns <= most_columns * num_warps * 32
                 and registers(values, num_warps)
-                <= min(MAX_REGISTERS_PER_THREAD, registers_per_sm // (num_warps * 32))
+                <= all_registers(registers_per_sm, num_warps)
             ):
                 if programs_per_sm is None:
                     most = max(1, warps_per_sm // num_warps)

@@ -56,6 +56,8 @@ def with_pressure(
         return cost
     reductions = partials(contiguous, other)
     split = planned_row_split(contiguous, reductions)
+    if split.reload:
+        return cost  # which has them all
     found = predicted(split, contiguous, reductions)
     return dataclasses.replace(cost, lacks_registers=any(each.excess for each in found))
 
@@ -264,11 +266,15 @@ def _why_spills(
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"
     found = predicted(split, contiguous, other)
-    saved = MAX_SPILLED_SHARE * shared_row_bytes(contiguous, other)
-    if not all(
-        each.too_high if absorbs else spilled_bytes(each, launch) > launch.xblock * saved
-        for each, launch in zip(found, launch_configs(split))
-    ):
+    if absorbs:
+        refused = all(each.too_high for each in found)
+    else:
+        saved = MAX_SPILLED_SHARE * shared_row_bytes(contiguous, other)
+        refused = all(
+            spilled_bytes(each, launch) > launch.xblock * saved
+            for each, launch in zip(found, launch_configs(split))
+        )
+    if not refused:
         return None
     least = min(found, key=lambda each: each.need / each.limit)
     return f"needs {least.need:.0f} registers a thread of {least.limit}"

@@ -179,6 +179,7 @@ def retrace(files: list[Path], output: Path) -> None:
 def fewest(files: list[Path], output: Path) -> None:
     """Write the kernels of `files` to `output` with how few registers would do for each."""
     import torch._inductor.config as inductor_config
+    from torch._inductor.runtime.registers import all_registers
 
     from graft.lab import assemble
     from graft.lab.fewest_registers import fewest_registers
@@ -189,15 +190,10 @@ def fewest(files: list[Path], output: Path) -> None:
             tuner._make_launchers = lambda: None
             with inductor_config.patch(use_static_triton_launcher=False):
                 result = tuner._precompile_config(tuner.configs[0])
-            most = _most_registers(device, line["configs"][0]["num_warps"])
+            most = all_registers(device.registers_per_sm, line["configs"][0]["num_warps"])
             line["fewest_registers"] = fewest_registers(
                 result.kernel.asm["ptx"], device.capability, most, SPILL_BYTES
             )
-
-
-def _most_registers(device: Any, num_warps: int) -> int:
-    """That a thread of a block of `num_warps` can have."""
-    return int(min(255, device.registers_per_sm // (32 * num_warps)))
 
 
 @contextmanager
