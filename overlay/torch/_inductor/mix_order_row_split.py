@@ -398,7 +398,7 @@ def row_split(
             for num_warps in (1, 2, 4, 8, 16, 32)
             if num_warps >= least
             and live_registers(num_warps)
-            <= min(most, registers_per_sm // (num_warps * 32))
+            <= min(most, all_registers(registers_per_sm, num_warps))
         ),
         None,
     )

@@ -36,21 +36,24 @@ def loads_words(
     from .codegen.triton_utils import is_unaligned_buffer
 
     split = kernel.row_split
-    buffer = V.graph.try_get_buffer(name)
+    if (
+        not config.triton.mix_order_reduction_load_words
+        or not kernel.mix_order_reduction
+        or split is None
+        or not split.staged
+        or not free_symbol_is_type(indexing.index, SymT.XBLOCK)
+        or indexing.has_rindex()
+        or indexing.has_indirect()
+        or indexing.has_tmpmask()
+    ):
+        return False
+    buffer, dtype = V.graph.try_get_buffer(name), V.graph.get_dtype(name)
     return (
-        config.triton.mix_order_reduction_load_words
-        and kernel.mix_order_reduction
-        and split is not None
-        and split.staged
-        and buffer is not None
-        and buffer.get_dtype() in (torch.float16, torch.bfloat16)
-        and free_symbol_is_type(indexing.index, SymT.XBLOCK)
-        and not indexing.has_rindex()
-        and not indexing.has_indirect()
-        and not indexing.has_tmpmask()
-        and not is_unaligned_buffer(TensorArg("", name, buffer.get_dtype()))
+        buffer is not None
+        and dtype in (torch.float16, torch.bfloat16)
+        and not is_unaligned_buffer(TensorArg("", name, dtype))
         and V.graph.sizevars.statically_known_multiple_of(
-            buffer.get_layout().storage_size(), COPY_BYTES // 2
+            buffer.get_layout().storage_size(), COPY_BYTES // dtype.itemsize
         )
     )
 

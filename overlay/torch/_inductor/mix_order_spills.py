@@ -30,6 +30,8 @@ from .virtualized import V
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import sympy
+
     from .mix_order_row_split import RowCost, RowSplit
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
@@ -62,16 +64,23 @@ def with_pressure(
     return dataclasses.replace(cost, lacks_registers=any(each.excess for each in found))
 
 
+def reduced_numels(
+    contiguous: Sequence[BaseSchedulerNode],
+) -> tuple[sympy.Expr, sympy.Expr]:
+    """The rows, and the columns of each, that nodes of ``contiguous`` reduce."""
+    from .scheduler import MixOrderReduction
+
+    reduction = next(node for node in contiguous if node.is_reduction())
+    return MixOrderReduction.get_numel_rnumel(reduction)
+
+
 def planned_row_split(
     contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
 ) -> RowSplit:
     """How the kernel of these nodes of its two sides would split its rows."""
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous if node.is_reduction())
-    rows, columns = MixOrderReduction.get_numel_rnumel(reduction)
+    rows, columns = reduced_numels(contiguous)
     hint = V.graph.sizevars.optimization_hint
-    device = DeviceProperties.create(reduction.get_device())
+    device = DeviceProperties.create(contiguous[0].get_device())
     rblock = next_power_of_2(hint(columns))
     cost = row_cost(contiguous, other, rows, columns, rblock)
     return V.choices.mix_order_row_split(cost, rows, device)
@@ -147,10 +156,7 @@ def partials(
     The reductions of ``other`` over the rows that ``contiguous`` reduce, without the
     second layers of those that were split, which come after the kernel.
     """
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous if node.is_reduction())
-    numels = tuple(MixOrderReduction.get_numel_rnumel(reduction))
+    numels = tuple(reduced_numels(contiguous))
     return [node for node in other if node.is_reduction() and domain(node) == numels]
 
 
@@ -177,7 +183,7 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
     names = OrderedSet(node.get_name() for node in contiguous)
     found: dict[str, SchedulerNode] = {}
     reductions = [node for node in contiguous if node.is_reduction()]
-    rows, columns = MixOrderReduction.get_numel_rnumel(reductions[0])
+    rows, columns = reduced_numels(contiguous)
     same = V.graph.sizevars.statically_known_equals
     pending: list[SchedulerNode] = [*reductions]
     while pending:
@@ -214,13 +220,10 @@ def predicted(
     other: Sequence[SchedulerNode],
 ) -> list[Pressure]:
     """Of the kernel of these nodes, in each configuration that it would be launched in."""
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous if node.is_reduction())
-    rows, columns = MixOrderReduction.get_numel_rnumel(reduction)
+    rows, columns = reduced_numels(contiguous)
     ops = Trace.of(rows, contiguous, other)
     per_multiprocessor = (
-        DeviceProperties.create(reduction.get_device()).regs_per_multiprocessor
+        DeviceProperties.create(contiguous[0].get_device()).regs_per_multiprocessor
         or DEFAULT_REGISTERS_PER_SM
     )
     columns = V.graph.sizevars.optimization_hint(columns)
@@ -239,11 +242,8 @@ def shared_row_bytes(
     contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
 ) -> int:
     """Bytes of a row of the tensors that both sides read, once where they are fused."""
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous if node.is_reduction())
     hint = V.graph.sizevars.optimization_hint
-    rows, columns = map(hint, MixOrderReduction.get_numel_rnumel(reduction))
+    rows, columns = map(hint, reduced_numels(contiguous))
     read = OrderedSet(dep.name for node in contiguous for dep in node.read_writes.reads)
     shared = OrderedSet(
         dep.name
