@@ -99,6 +99,23 @@ if os.environ.get("TRITON_INTERPRET") == "1":
             total = total + value
         tl.store(target + tl.arange(0, 8), total)
 
+    @triton.jit
+    def prefetch_kernel(source, target, offset, size):
+        first = source.to(tl.int64) + offset + tl.program_id(0)
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+            [first & -16, size + tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        tl.store(target, tl.load(source))
+
+    @triton.jit
+    def assembly_kernel(source, target):
+        value = tl.load(source)
+        done = tl.inline_asm_elementwise(
+            "abs.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
+        )
+        tl.store(target, done)
+
     def launch(kernel: Any, grid: tuple[int, int, int] = (1, 1, 1), **arguments: Any) -> int:
         signature = {k: "i32" for k, v in arguments.items() if isinstance(v, int) and k.islower()}
         return interpret.launch(kernel, arguments, signature, grid)
@@ -146,6 +163,37 @@ def in_lab_write_outside() -> str:
 
 def test_write_outside_of_the_arguments_raises(lab: LabProcess) -> None:
     assert "outside of the tensors" in lab("write_outside")
+
+
+def in_lab_prefetch(offset: int, size: int) -> Any:
+    source, target = torch.arange(64.0), torch.empty(1)  # 256 bytes
+    try:
+        outside = launch(prefetch_kernel, source=source, target=target, offset=offset, size=size)
+    except builder.OutOfBoundsPrefetch as error:
+        return error.message
+    return target.tolist(), outside
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 256), (16, 240), (250, 16), (300, 0), (999, -16)])
+def test_a_prefetch_changes_nothing(lab: LabProcess, offset: int, size: int) -> None:
+    assert lab("prefetch", offset, size) == [[0.0], 0]
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 272), (-16, 32), (256, 16)])
+def test_a_prefetch_outside_of_the_arguments_raises(
+    lab: LabProcess, offset: int, size: int
+) -> None:
+    assert f"fetched {size} bytes, some of them outside" in lab("prefetch", offset, size)
+
+
+def in_lab_assembly() -> str:
+    with pytest.raises(Exception, match="cannot run inline assembly") as error:
+        launch(assembly_kernel, source=torch.zeros(1), target=torch.zeros(1))
+    return str(error.value)
+
+
+def test_other_assembly_is_refused(lab: LabProcess) -> None:
+    assert "abs.f32" in lab("assembly")
 
 
 def in_lab_overrun(rows: int) -> float:

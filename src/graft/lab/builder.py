@@ -43,6 +43,10 @@ class OutOfBoundsWrite(GraftError):
     """A kernel wrote to an address that belongs to none of its arguments."""
 
 
+class OutOfBoundsPrefetch(GraftError):
+    """A kernel fetched memory into a cache that belongs to none of its arguments."""
+
+
 class LoopTypeError(GraftError):
     """A kernel that the compiler would refuse: a variable changes its type in a loop."""
 
@@ -122,6 +126,19 @@ class Memory:
         self.reads_out_of_bounds += int(addresses.size - known.sum())
         return result
 
+    def prefetch(self, address: int, size: int) -> None:
+        """Fetch `size` bytes into a cache, which changes nothing. Raises OutOfBoundsPrefetch.
+
+        A range begins at a multiple of 16 bytes, which may be before the first of its tensor.
+        """
+        if size > 0 and not any(
+            region.start < address + 16 and address + size <= region.end for region in self.regions
+        ):
+            raise OutOfBoundsPrefetch(
+                f"a kernel fetched {size} bytes, some of them outside of the tensors "
+                "that it was given"
+            )
+
     def write(self, addresses: np.ndarray, values: np.ndarray) -> None:
         """Store `values` at `addresses`. Raises OutOfBoundsWrite."""
         if addresses.size == 0:
@@ -192,6 +209,13 @@ _BITWISE = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.rig
 def _lanes(mask: Any, ptrs: Any) -> np.ndarray:
     """The lanes of `ptrs` that are on; a block pointer's mask comes as a plain array."""
     return np.broadcast_to(mask if isinstance(mask, np.ndarray) else mask.data, ptrs.data.shape)
+
+
+class Nothing:
+    """The results of assembly that is run for what it does."""
+
+    def get_result(self, _: int) -> TensorHandle:
+        return TensorHandle(np.zeros(1, np.int32), tl.int32)
 
 
 class Builder(InterpreterBuilder):
@@ -283,8 +307,14 @@ class Builder(InterpreterBuilder):
         result = libdevice_function(symbol)(*tensors).numpy()
         return TensorHandle(result.astype(interpreter._get_np_dtype(target), copy=False), target)
 
-    def create_inline_asm(self, asm: str, *args: Any) -> TensorHandle:
-        raise GraftError(f"the interpreter cannot run inline assembly: {asm.strip()}")
+    def create_inline_asm(
+        self, asm: str, _constraints: str, values: list[TensorHandle], *_: Any
+    ) -> Nothing:
+        if "prefetch.L2.global [$1], $2" not in asm:
+            raise GraftError(f"the interpreter cannot run inline assembly: {asm.strip()}")
+        address, size = (int(value.data.item()) for value in values)
+        self.memory.prefetch(address, size)
+        return Nothing()
 
 
 def _split(data: np.ndarray, axis: int, start: int, end: int) -> np.ndarray:
