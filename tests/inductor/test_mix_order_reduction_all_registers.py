@@ -87,7 +87,7 @@ class KernelTest(MixOrderTestCase):
         code = self.generate(rms_norm_backward, *args, **options)
         before, _ = self.kernel(code)
         self.assertIn("'row_split': {", before)
-        return "'ALL_REGISTERS': True" in before
+        return "'ALL_REGISTERS': 1," in before
 
     def test_rows_loaded_again(self):
         self.assertTrue(self.asks(16384))

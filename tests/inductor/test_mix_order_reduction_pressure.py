@@ -75,10 +75,11 @@ class ModelTest(TestCase):
             # nothing of the last of four vectors of a thread is below 5120
             (5120, EIGHT_WARPS, 16, (24, 24, 1)),
             (128, LaunchConfig(4, 1), 16, (16, 8, 2)),
-            # rows begin anywhere: an element at a time
-            (5003, EIGHT_WARPS, 16, (20, 20, 1)),
-            # the last of five vectors: two elements of a thread are below 2050
+            # the last of two vectors: two elements of a thread are below 2050
             (2050, EIGHT_WARPS, 16, (10, 10, 1)),
+            # rows begin anywhere: a tile of one is laid out as any, of several it is not
+            (5003, EIGHT_WARPS, 16, (24, 24, 1)),
+            (1001, LaunchConfig(2, 8), 16, (8, 4, 2)),
         ),
     )
     def test_layout(self, columns, launch, bits, expect):
@@ -101,6 +102,23 @@ class ModelTest(TestCase):
             for launch in (EIGHT_WARPS, LaunchConfig(xblock=4, num_warps=8)):
                 found = Layout.of(ops, 4096, launch)
                 self.assertEqual(found.vector, expect, msg=f"{ops} {launch}")
+
+    @parametrize(
+        "columns, launch, bits, expect",
+        (
+            # of float32 a thread stores four columns at once, as it has them
+            (5120, EIGHT_WARPS, 32, 20),
+            # of eight columns the padding is accumulated as well
+            (5120, EIGHT_WARPS, 16, 32),
+            (8192, EIGHT_WARPS, 16, 32),
+            # and where rows begin anywhere
+            (5001, EIGHT_WARPS, 32, 32),
+            (1001, LaunchConfig(2, 8), 16, 4),
+        ),
+    )
+    def test_accumulators_of_another_layout_are_padded(self, columns, launch, bits, expect):
+        ops = [tile_load(bits), Op("partial", (0,), Width.COLUMNS, 32)]
+        self.assertEqual(Demand.of(ops, columns, launch).accumulators, expect)
 
     def test_what_is_live_at_a_reduction(self):
         # x and the residual are needed after it, and held as they were loaded, as is
@@ -159,23 +177,44 @@ class ModelTest(TestCase):
         for launch, expect in (
             (EIGHT_WARPS, (32 / 2, 32 / 2)),
             (dataclasses.replace(EIGHT_WARPS, num_stages=3), (32 / 2, 0)),
-            (RELOAD, (0, 32 / 2)),
+            # the last pass loads both
+            (RELOAD, (0, 2 * 32 / 2)),
         ):
             demand = Demand.of(ops, 8192, launch)
             self.assertEqual((demand.tiles, demand.loads), expect, msg=f"{launch}")
 
-    def test_each_access_has_an_address(self):
-        # two loads and a store, eight columns at each
+    def test_each_load_from_memory_has_an_address(self):
+        # two loads, eight columns at each
         ops = [*norm_backward(), Op("load", (), Width.COLUMNS, 32, 16)]
         for launch in (EIGHT_WARPS, RELOAD):
-            self.assertEqual(Demand.of(ops, 8192, launch).addresses, 3 * 32 / 8)
+            self.assertEqual(Demand.of(ops, 8192, launch).addresses, 2 * 32 / 8)
             # and of what each row reads again
             loop = dataclasses.replace(launch, hoist=False)
-            self.assertEqual(Demand.of(ops, 8192, loop).addresses, 4 * 32 / 8)
+            self.assertEqual(Demand.of(ops, 8192, loop).addresses, 3 * 32 / 8)
+            staged = dataclasses.replace(launch, num_stages=2)
+            self.assertEqual(Demand.of(ops, 8192, staged).addresses, 0)
+
+    def test_what_is_stored(self):
+        ops = norm_backward()
+        for launch in (EIGHT_WARPS, RELOAD):
+            self.assertEqual(Demand.of(ops, 8192, launch).stored, 32 / 2)
+            # an element of 16 bits at an odd address is stored alone
+            self.assertEqual(Demand.of(ops, 8191, launch).stored, 32)
+            wide = [*ops, Op("store", (4,), Width.TILE, 0, 32)]
+            self.assertEqual(Demand.of(wide, 8192, launch).stored, 32 / 2 + 32)
+
+    def test_what_is_staged_is_held_around_branches(self):
+        ops = norm_backward()
+        ops += [Op("tanh", (2,), Width.TILE, 32)]
+        staged = dataclasses.replace(RELOAD, num_stages=2)
+        self.assertEqual(Demand.of(ops, 8192, RELOAD).branches, 32)
+        self.assertEqual(Demand.of(ops, 8192, staged).branches, 32 + 2 * 32 / 2)
+        once = dataclasses.replace(staged, reload=False)
+        self.assertEqual(Demand.of(ops, 8192, once).branches, 32)
 
     def test_unaligned_rows(self):
         # two elements of 16 bits share a register where they are loaded at once
-        for columns, registers, addresses in ((8192, 32, 12), (8190, 32, 48), (8191, 64, 96)):
+        for columns, registers, addresses in ((8192, 32, 8), (8190, 32, 32), (8191, 64, 64)):
             demand = Demand.of(norm_backward(), columns, RELOAD)
             self.assertEqual((demand.loads, demand.addresses), (registers, addresses))
 

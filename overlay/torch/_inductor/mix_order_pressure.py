@@ -7,10 +7,11 @@ threads wait: tiles that are needed after it are held, what was loaded as it cam
 was computed in the type in which that is done. A sum over the rows that does not wait
 for the reduction is added up before it. Where rows are loaded again no tile is held, but
 ptxas issues all loads from memory of a pass before it computes, whatever it has to spill
-for them; those from shared memory, into which stages of the loop copy, it does not.
-To that come addresses, a tile that is being computed, and what branches, each row
-reduction and each tensor take. Where the need is more than a thread may have, ptxas
-spills.
+for them; those from shared memory, into which stages of the loop copy, it does not,
+unless a function has branches, behind which it moves no load.
+To that come addresses, a tile that is being computed, what is to be stored, and what
+branches, each row reduction and each tensor take. Where the need is more than a thread
+may have, ptxas spills.
 """
 
 from __future__ import annotations
@@ -66,10 +67,13 @@ class Demand:
     tiles: live across a row reduction, unless rows are loaded again, with the column
         vectors that each row loads
     loads: in flight from memory, for what waits for no row reduction; where rows are
-        loaded again, for the row reductions of a pass
-    addresses: a number, of what a row loads and stores
+        loaded again, of a pass
+    addresses: a number, of what a row loads from memory
     computed: a tile
-    branches: tiles of functions that have some, around which what is live is held
+    stored: tiles, as they are stored, which may write what is loaded, so that all loads
+        come before
+    branches: tiles of functions that have some, around which what is live is held, and
+        of what is loaded from shared memory before them
     reductions: a number, of a row
     pointers: a number, of loads and stores
     """
@@ -80,6 +84,7 @@ class Demand:
     loads: float
     addresses: float
     computed: float
+    stored: float
     branches: float
     reductions: float
     pointers: float
@@ -101,27 +106,31 @@ class Demand:
             tiles = _live_at_reduction(ops, layout, widths)
             passes = [_not_waiting(ops, widths)]
 
-        def in_flight(each: Sequence[Op]) -> float:
-            return sum(
-                layout.bits(op) * layout.elements[op.width] / 32
-                for op in each
-                if not layout.staged(op, launch.num_stages)
-            )
+        def in_flight(each: Sequence[Op]) -> list[Op]:
+            return [op for op in each if not layout.staged(op, launch.num_stages)]
 
+        def most(passes: Iterable[Sequence[Op]]) -> float:
+            return max(map(layout.registers, passes), default=0)
+
+        loaded = most(map(in_flight, passes))
+        slow = sum(
+            op.name in SLOW_FUNCTIONS and op.width == Width.TILE for op in ops
+        )
+        # what is loaded once, and needed after a reduction, is live there anyway
+        staged = most(passes) - loaded if slow and launch.reload else 0.0
         return cls(
-            accumulators=accumulators * (tile if launch.accumulate_tiles else vector),
+            accumulators=accumulators
+            * (tile if launch.accumulate_tiles else vector)
+            * layout.padding,
             hoisted=launch.hoist * hoisted * vector,
             tiles=tiles,
-            loads=max(map(in_flight, passes), default=0),
+            loads=loaded,
             addresses=sum(
-                layout.elements[op.width] / layout.access(op)
-                for op in (*loads, *_accesses(ops, "store", Width.TILE))
+                layout.elements[op.width] / layout.access(op) for op in in_flight(loads)
             ),
             computed=tile,
-            branches=sum(
-                op.name in SLOW_FUNCTIONS and op.width == Width.TILE for op in ops
-            )
-            * tile,
+            stored=layout.registers(_accesses(ops, "store", Width.TILE)),
+            branches=slow * tile + staged,
             reductions=sum(op.name == "row_reduction" for op in ops),
             pointers=sum(
                 op.name in ("load", "store") and op.width != Width.SCALAR for op in ops
@@ -136,25 +145,26 @@ def _accesses(ops: Iterable[Op], name: str, width: Width) -> list[Op]:
 
 def _row_passes(ops: Sequence[Op], widths: Sequence[Width]) -> list[list[Op]]:
     """
-    The values of ``widths`` that each pass over a row loads for row reductions, where
-    rows are loaded again. A reduction that needs another is in a later pass.
+    The values of ``widths`` that each pass over a row loads, where rows are loaded
+    again. A reduction that needs another is in a later pass, and what is no reduction of
+    a row in the last.
     """
     row_pass: list[int] = []
     for op in ops:
         before = max((row_pass[j] for j in op.inputs), default=0)
         row_pass.append(before + (op.name == "row_reduction"))
-    return [
-        _loaded_for(
-            ops,
-            (
-                i
-                for i, op in enumerate(ops)
-                if op.name == "row_reduction" and row_pass[i] == each
-            ),
-            widths,
-        )
+    results = [
+        [
+            i
+            for i, op in enumerate(ops)
+            if op.name == "row_reduction" and row_pass[i] == each
+        ]
         for each in range(1, max(row_pass, default=0) + 1)
     ]
+    results.append(
+        [i for i, op in enumerate(ops) if op.name in ("partial", "store")]
+    )
+    return [_loaded_for(ops, each, widths) for each in results]
 
 
 def _loaded_for(
@@ -180,11 +190,17 @@ class Layout:
     each width that a thread holds; elements beyond the last column are known to be so
     where that element of every thread is, and take nothing. ``run`` is how many elements
     of a row follow each other at an aligned address.
+
+    Partial accumulators are stored 16 bytes at once at most, four columns of float32,
+    and in a layout of their own where a tile's has more columns a thread than that, or
+    than are aligned. They go through shared memory for it, padding and all, so that it is
+    accumulated: they have ``padding`` times as many elements.
     """
 
     vector: int
     lanes: int
     run: int
+    padding: float
     elements: dict[Width, int]
 
     @classmethod
@@ -193,7 +209,10 @@ class Layout:
         r0_block = next_power_of_2(columns)
         threads = launch.num_warps * _NUM_THREADS_PER_WARP
         run = columns & -columns
-        most = min(run, max(1, launch.xblock * r0_block // threads))
+        most = max(1, launch.xblock * r0_block // threads)
+        if launch.xblock > 1:
+            # a tile of one row is laid out as if it were aligned
+            most = min(run, most)
         itemsizes = OrderedSet(
             op.memory_bits // 8
             for name in ("load", "store")
@@ -207,10 +226,13 @@ class Layout:
         whole, rest = divmod(columns, lanes * vector)
         in_row = whole * vector + min(vector, rest)
         rows = max(1, launch.xblock // (threads // lanes))
+        partial_bits = max((op.bits for op in ops if op.name == "partial"), default=32)
+        stored_apart = vector > min(run, VECTOR_BYTES * 8 // partial_bits)
         return cls(
             vector,
             lanes,
             run,
+            r0_block // lanes / in_row if stored_apart else 1.0,
             {
                 Width.TILE: in_row * rows,
                 Width.COLUMNS: in_row,
@@ -220,9 +242,8 @@ class Layout:
         )
 
     def access(self, op: Op) -> int:
-        """Elements that a thread loads or stores at once; all vectors are aligned."""
-        run = self.run if op.width == Width.TILE else self.vector
-        return max(1, min(self.vector, run, VECTOR_BYTES * 8 // op.memory_bits))
+        """Elements that a thread loads or stores at once."""
+        return max(1, min(self.vector, self.run, VECTOR_BYTES * 8 // op.memory_bits))
 
     def bits(self, op: Op) -> int:
         """
@@ -230,6 +251,10 @@ class Layout:
         of less than 4 bytes share a register where they are loaded at once.
         """
         return max(op.memory_bits, 32 // self.access(op))
+
+    def registers(self, accesses: Iterable[Op]) -> float:
+        """Of 32 bits, that hold what a thread loads or stores."""
+        return sum(self.bits(op) * self.elements[op.width] for op in accesses) / 32
 
     def staged(self, op: Op, num_stages: int) -> bool:
         """Whether a loop of ``num_stages`` loads ``op`` from shared memory."""
@@ -333,23 +358,24 @@ class Coefficients:
         )
 
 
-# Fitted on 699 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
+# Fitted on 1258 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
 # sm_90 and sm_100 by the ptxas of Triton 3.6.0, and judged on others.
 COEFFICIENTS = Coefficients(
-    base=-41.836,
+    base=-24.982,
     each=Demand(
-        accumulators=1.203,
-        hoisted=0.595,
-        tiles=0.613,
-        loads=0.864,
-        addresses=0.530,
-        computed=1.486,
-        branches=1.529,
-        reductions=10.257,
-        pointers=2.966,
+        accumulators=1.120,
+        hoisted=0.445,
+        tiles=0.485,
+        loads=0.245,
+        addresses=0.397,
+        computed=1.700,
+        stored=0.528,
+        branches=2.205,
+        reductions=8.591,
+        pointers=2.472,
     ),
-    over_64_bytes=-3.407,
-    over_256_bytes=18.864,
+    over_64_bytes=-3.295,
+    over_256_bytes=35.723,
 )
 
 

@@ -122,7 +122,7 @@ CONSTANTS = Constants(
     row_share=0.747,
     column_share=0.664,
     kiloprogram_us=1.76,
-    partial_KiB_us=0.0874,
+    partial_KiB_us=0.055,
 )
 
 

@@ -88,11 +88,24 @@ UNSTAGED_WARPS_PER_SM = 16
 # where no tensor is stored, and few registers are live
 UNSTAGED_SUM_COLUMNS_PER_THREAD = 32
 UNSTAGED_SUM_WARPS_PER_SM = 32
-# Columns up to which tiles of such rows are dealt out: of 9 kernels on an H200, one was as
-# fast so and 8 were 2 to 15 % faster. Of 9 with more columns, 4 were 3 to 5 % faster, and
-# the others 2 to 14 % slower.
+# Columns up to which tiles of such rows are dealt out if they are not fetched ahead: of 9
+# kernels on an H200, one was as fast so and 8 were 2 to 15 % faster. Of 9 with more columns,
+# 4 were 3 to 5 % faster, and the others 2 to 14 % slower.
 UNSTAGED_DEALT_COLUMNS = 2048
+# Registers that a thread can need, of those that its program and the others of an SM leave
+# it: with some more they take 1.2 to 1.6 times as long for the spills.
+MOST_NEEDED = 9 / 8
+# Of rows that are fetched ahead. From so many warps on, a program of two rows waits longer
+# for itself than two programs of one: those are 9 % faster on an H200, the mean of 26
+# kernels, where their registers fit, and up to 87 % slower where they do not. Where nothing
+# but sums is kept, programs of two rows are 7 % faster than those of one, the mean of 10.
+UNSTAGED_HALVED_WARPS = 8
 MIN_STAGES, MAX_STAGES = 3, 4
+# Of GPUs that fetch a range of memory into the L2 cache by one instruction. One for each
+# line of the cache is slower than none.
+MIN_PREFETCH_CAPABILITY = 90
+# Bytes that are fetched ahead, an SM: with more, the cache loses them before they are read.
+MAX_PREFETCH_BYTES = 96 * 1024
 # Registers of a thread for addresses, masks, row statistics and temporaries.
 OTHER_REGISTERS = 28
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
@@ -150,7 +163,9 @@ class RowSplit:
     staged: whether asynchronous copies load the rows
     in_turn: whether tiles are dealt out to the programs in turn, so that what is loaded
         at a time adjoins in memory
-    all_registers: whether a thread is given all that there are, as it may need more
+    all_registers: whether a thread is told what the programs of an SM leave it, as it may
+        need more than ptxas gives it, or take more than that
+    prefetch: whether the rows of the next tile are fetched into the L2 cache
     """
 
     num_programs: int
@@ -164,6 +179,7 @@ class RowSplit:
     staged: bool = True
     in_turn: bool = True
     all_registers: bool = False
+    prefetch: bool = False
 
     @property
     def max_xblock(self) -> int:
@@ -199,8 +215,8 @@ class RowSplit:
         return {
             "NUM_PROGRAMS": self.num_programs,
             "MAX_XBLOCK": self.max_xblock,
-            "ALL_REGISTERS": self.all_registers
-            and config.triton.mix_order_reduction_all_registers,
+            # programs that share the registers of an SM; 0: the compiler decides
+            "ALL_REGISTERS": self.all_registers * self.programs_per_sm,
             "configs": configs,
         }
 
@@ -457,20 +473,45 @@ def row_split(
         fit = throughout(num_warps) + cost.streams * tile <= registers_per_sm
         num_stages = 1 if fit or padded else 2
 
+    num_stages = max(1, min(num_stages, stages))
+    # Two stages leave memory idle. What fetches ahead takes registers, too.
+    ahead = num_stages > 2 or (num_stages == 2 and cost.lacks_registers and not reload)
+    prefetch = not (cost.staged and ahead) and can_prefetch(
+        cost, device, xblock, programs_per_sm
+    )
+    if prefetch and wide and width == 1 and num_stages == 2:
+        num_stages = 1  # the cache holds the next row without its padding
     num_programs = count_programs(device, programs_per_sm, rows, xblock)
     return RowSplit(
         num_programs=num_programs,
         programs_per_sm=programs_per_sm,
         xblock=xblock,
         num_warps=num_warps,
-        num_stages=max(1, min(num_stages, stages)),
+        num_stages=num_stages,
         reload=reload,
         hoist=hoist,
         accumulate_tiles=accumulate_tiles(num_warps),
         staged=cost.staged,
-        in_turn=cost.staged
-        and (not reload or idle_share(rows, xblock, num_programs) >= IDLE_SHARE),
-        all_registers=(reload or cost.lacks_registers) and programs_per_sm == 1,
+        in_turn=prefetch
+        or (
+            cost.staged
+            and (
+                not reload or idle_share(rows, xblock, num_programs) >= IDLE_SHARE
+            )
+        ),
+        all_registers=takes_all_registers(
+            reload or cost.lacks_registers, programs_per_sm
+        ),
+        prefetch=prefetch,
+    )
+
+
+def takes_all_registers(lacks: bool, programs_per_sm: int) -> bool:
+    """Whether a thread is given all registers of an SM, which it may lack some of."""
+    return (
+        config.triton.mix_order_reduction_all_registers
+        and lacks
+        and programs_per_sm == 1
     )
 
 
@@ -503,32 +544,76 @@ def unstaged_row_split(
         most_columns = UNSTAGED_SUM_COLUMNS_PER_THREAD
         warps_per_sm = UNSTAGED_SUM_WARPS_PER_SM
     xblock = min(xblock, most_rows or xblock)
-    while xblock:
-        values = (cost.accumulators + cost.invariants + live_tiles * xblock) * cost.columns
-        for num_warps in (1, 2, 4, 8, 16, 32):
-            if (
-                xblock * cost.columns <= most_columns * num_warps * 32
-                and registers(values, num_warps)
+
+    def needed(xblock: int, num_warps: int) -> int:
+        tiles = cost.accumulators + cost.invariants + live_tiles * xblock
+        return registers(tiles * cost.columns, num_warps)
+
+    num_warps = None
+    while xblock and num_warps is None:
+        num_warps = next(
+            (
+                num_warps
+                for num_warps in (1, 2, 4, 8, 16, 32)
+                if xblock * cost.columns <= most_columns * num_warps * 32
+                and needed(xblock, num_warps)
                 <= all_registers(registers_per_sm, num_warps)
-            ):
-                if programs_per_sm is None:
-                    most = max(1, warps_per_sm // num_warps)
-                    programs_per_sm = min(most, PROGRAMS_PER_SM[-1])
-                return RowSplit(
-                    num_programs=count_programs(device, programs_per_sm, rows, xblock),
-                    programs_per_sm=programs_per_sm,
-                    xblock=xblock,
-                    num_warps=num_warps,
-                    num_stages=1,
-                    reload=False,
-                    hoist=True,
-                    accumulate_tiles=False,
-                    staged=False,
-                    in_turn=cost.columns <= UNSTAGED_DEALT_COLUMNS,
-                    all_registers=cost.lacks_registers and programs_per_sm == 1,
-                )
-        xblock //= 2
-    return None
+            ),
+            None,
+        )
+        if num_warps is None:
+            xblock //= 2
+    if num_warps is None:
+        return None
+
+    prefetch = can_prefetch(cost, device, xblock, max(1, warps_per_sm // num_warps))
+    share_registers = config.triton.mix_order_reduction_share_registers
+    if prefetch and share_registers and programs_per_sm is None and most_rows is None:
+        share = all_registers(registers_per_sm, 1, warps_per_sm)
+        if not cost.stores_rows:
+            if xblock == 1 and num_warps < warps_per_sm:
+                xblock, num_warps = 2, num_warps * 2
+        elif (
+            xblock == 2
+            and num_warps >= UNSTAGED_HALVED_WARPS
+            and needed(1, num_warps // 2) <= share * MOST_NEEDED
+        ):
+            xblock, num_warps = 1, num_warps // 2
+    if programs_per_sm is None:
+        programs_per_sm = min(max(1, warps_per_sm // num_warps), PROGRAMS_PER_SM[-1])
+    share = all_registers(registers_per_sm, num_warps, programs_per_sm)
+    shared = (
+        share_registers
+        and programs_per_sm > 1
+        and (needed(xblock, num_warps) <= share * MOST_NEEDED or not cost.stores_rows)
+    )
+    return RowSplit(
+        num_programs=count_programs(device, programs_per_sm, rows, xblock),
+        programs_per_sm=programs_per_sm,
+        xblock=xblock,
+        num_warps=num_warps,
+        num_stages=1,
+        reload=False,
+        hoist=True,
+        accumulate_tiles=False,
+        staged=False,
+        in_turn=prefetch or cost.columns <= UNSTAGED_DEALT_COLUMNS,
+        all_registers=shared
+        or takes_all_registers(cost.lacks_registers, programs_per_sm),
+        prefetch=prefetch,
+    )
+
+
+def can_prefetch(
+    cost: RowCost, device: DeviceProperties, xblock: int, programs_per_sm: int
+) -> bool:
+    """Whether the rows of the next tiles can be fetched into the L2 cache."""
+    tile_bytes = xblock * cost.columns * cost.stream_bytes
+    return (
+        config.triton.mix_order_reduction_prefetch_rows
+        and device.cc >= MIN_PREFETCH_CAPABILITY
+        and programs_per_sm * tile_bytes <= MAX_PREFETCH_BYTES
+    )
 
 
 def count_programs(

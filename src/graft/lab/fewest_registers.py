@@ -17,7 +17,8 @@ from graft.errors import GraftError
 TOLERANCE = 4
 _LEAST = 24
 _FRAME = re.compile(r"(\d+) bytes stack frame")
-_THREADS = re.compile(r"(\.reqntid [^\n]*)")
+# with the limit of a kernel that is given all registers: of two, ptxas takes the last
+_THREADS = re.compile(r"(\.reqntid [^\n]*)(?:\n\.maxnreg [^\n]*)?")
 
 
 def fewest_registers(ptx: str, capability: int, most: int, spill_bytes: int) -> int | None:
