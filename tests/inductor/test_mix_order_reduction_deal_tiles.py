@@ -32,6 +32,8 @@ except ImportError:
 
 
 DEAL = "triton.mix_order_reduction_deal_tiles"
+# tiles of rows that are fetched ahead are dealt out anyway
+NOT_FETCHED = {**FUSE_ALL, "triton.mix_order_reduction_prefetch_rows": False}
 
 
 def both(x):
@@ -44,7 +46,7 @@ def both(x):
 class DealTilesTest(MixOrderTestCase):
     """The tiles of rows are dealt out to the programs in turn."""
 
-    fuse = FUSE_ALL
+    fuse = NOT_FETCHED
 
     def deals(self, code):
         """Whether programs go on to a tile that other programs' tiles lie before."""

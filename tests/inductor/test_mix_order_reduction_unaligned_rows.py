@@ -5,6 +5,7 @@ import dataclasses
 import re
 
 import torch
+import torch._inductor.config as inductor_config
 from torch._inductor import metrics
 from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
@@ -153,6 +154,7 @@ class PolicyTest(TestCase):
         self.assertEqual((split.programs_per_sm, split.num_programs), (3, 396))
         self.assertEqual((split.xblock, split.num_stages), (1, 1))
 
+    @inductor_config.patch("triton.mix_order_reduction_prefetch_rows", False)
     def test_many_buffers(self):
         # fewer rows at once, and where one does not fit, rows are loaded twice
         few = row_split(self.cost(5003), H200, 100_000)
