@@ -39,6 +39,11 @@ SHARE_REGISTERS = "triton.mix_order_reduction_share_registers"
 FETCH = re.compile(r"triton_helpers\.prefetch_rows\((.*)\)\n")
 
 
+def fetches(split):
+    """Whether a kernel that splits its rows so fetches them ahead."""
+    return getattr(split, "prefetch", False)
+
+
 @instantiate_parametrized_tests
 class RowSplitTest(TestCase):
     """Which kernels fetch rows ahead, and how they split their rows then."""
@@ -62,18 +67,18 @@ class RowSplitTest(TestCase):
     def test_rows_copied_ahead(self, columns):
         split = self.split(columns)
         self.assertGreater(split.num_stages, 2)
-        self.assertFalse(split.prefetch)
+        self.assertFalse(fetches(split))
 
     @parametrize("columns", (97, 1001, 2801, 5001, 8191))
     def test_rows_that_begin_anywhere(self, columns):
         split = self.split(columns, staged=False)
-        self.assertTrue(split.prefetch)
+        self.assertTrue(fetches(split))
         self.assertTrue(split.in_turn)
 
     def test_rows_loaded_again(self):
         split = self.split(16384)
         self.assertTrue(split.reload)
-        self.assertTrue(split.prefetch)
+        self.assertTrue(fetches(split))
         self.assertTrue(split.in_turn)
 
     @parametrize("lacks", (False, True))
@@ -81,24 +86,24 @@ class RowSplitTest(TestCase):
         split = self.split(10240, size=4, lacks_registers=lacks)
         self.assertFalse(split.reload)
         self.assertEqual(split.num_stages, 2)
-        self.assertEqual(split.prefetch, not lacks)
+        self.assertEqual(fetches(split), not lacks)
 
     def test_one_stage_of_a_padded_row(self):
         split = self.split(10240, streams=3)
         self.assertEqual((split.num_stages, split.reload), (1, False))
-        self.assertTrue(split.prefetch)
+        self.assertTrue(fetches(split))
         with torch._inductor.config.patch({PREFETCH: False}):
             self.assertEqual(self.split(10240, streams=3).num_stages, 2)
 
     def test_more_than_the_cache_holds(self):
         split = self.split(16384, size=4, streams=3)
         self.assertLessEqual(split.num_stages, 2)
-        self.assertFalse(split.prefetch)
+        self.assertFalse(fetches(split))
 
     @parametrize("cc,prefetch", ((80, False), (89, False), (90, True), (100, True)))
     def test_capability(self, cc, prefetch):
-        self.assertEqual(self.split(16384, cc=cc).prefetch, prefetch)
-        self.assertEqual(self.split(2801, cc=cc, staged=False).prefetch, prefetch)
+        self.assertEqual(fetches(self.split(16384, cc=cc)), prefetch)
+        self.assertEqual(fetches(self.split(2801, cc=cc, staged=False)), prefetch)
 
     # columns, the rows, warps and programs an SM without fetching ahead, and with it
     @parametrize(
@@ -135,9 +140,9 @@ class RowSplitTest(TestCase):
 
     def test_knob(self):
         with torch._inductor.config.patch({PREFETCH: False}):
-            self.assertFalse(self.split(16384).prefetch)
+            self.assertFalse(fetches(self.split(16384)))
             split = self.split(2801, staged=False)
-        self.assertFalse(split.prefetch)
+        self.assertFalse(fetches(split))
         self.assertFalse(split.in_turn)
 
 
