@@ -80,7 +80,7 @@ class KernelTest(MixOrderTestCase):
         self.assertEqual(self.sharing(f, randn(20000, 1001, dtype=torch.bfloat16)), 16)
 
     def test_more_than_there_are(self):
-        # accumulators alone fill the share: ptxas decides
+        # a tile and its accumulators do not fit in the share: ptxas decides
         def f(x, *others):
             y = (x - x.mean(-1, keepdim=True)).to(x.dtype)
             return y, *((x * other).sum(0) for other in others)

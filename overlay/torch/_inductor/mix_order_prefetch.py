@@ -14,7 +14,7 @@ from typing import Optional, TYPE_CHECKING, Union
 import sympy
 
 from . import config
-from .mix_order_row_split import row_loop, takes_turns
+from .mix_order_row_split import takes_turns
 from .virtualized import V
 
 
@@ -78,11 +78,10 @@ def note_rows(
     kernel.prefetched_rows[pointer] = V.graph.get_dtype(name).itemsize
 
 
-def codegen_prefetch(kernel: TritonKernel) -> list[str]:
-    """The lines of the loop over tiles that fetch the program's next one."""
+def codegen_prefetch(kernel: TritonKernel, step: str) -> list[str]:
+    """The lines of the loop over tiles that fetch the next one, ``step`` rows on."""
     if not kernel.prefetched_rows:
         return []
-    _, step = row_loop(kernel.row_split)
     end = "xnumel"
     if not takes_turns(kernel.row_split):
         end = "tl.program_id(0) * RSPLIT_SIZE + split_size"

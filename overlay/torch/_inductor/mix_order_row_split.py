@@ -568,24 +568,27 @@ def unstaged_row_split(
 
     prefetch = can_prefetch(cost, device, xblock, max(1, warps_per_sm // num_warps))
     share_registers = config.triton.mix_order_reduction_share_registers
+
+    def fits(xblock: int, num_warps: int, programs: int) -> bool:
+        share = all_registers(registers_per_sm, num_warps, programs)
+        return needed(xblock, num_warps) <= share * MOST_NEEDED
+
     if prefetch and share_registers and programs_per_sm is None and most_rows is None:
-        share = all_registers(registers_per_sm, 1, warps_per_sm)
         if not cost.stores_rows:
             if xblock == 1 and num_warps < warps_per_sm:
                 xblock, num_warps = 2, num_warps * 2
         elif (
             xblock == 2
             and num_warps >= UNSTAGED_HALVED_WARPS
-            and needed(1, num_warps // 2) <= share * MOST_NEEDED
+            and fits(1, num_warps // 2, warps_per_sm * 2 // num_warps)
         ):
             xblock, num_warps = 1, num_warps // 2
     if programs_per_sm is None:
         programs_per_sm = min(max(1, warps_per_sm // num_warps), PROGRAMS_PER_SM[-1])
-    share = all_registers(registers_per_sm, num_warps, programs_per_sm)
     shared = (
         share_registers
         and programs_per_sm > 1
-        and (needed(xblock, num_warps) <= share * MOST_NEEDED or not cost.stores_rows)
+        and (not cost.stores_rows or fits(xblock, num_warps, programs_per_sm))
     )
     return RowSplit(
         num_programs=count_programs(device, programs_per_sm, rows, xblock),
