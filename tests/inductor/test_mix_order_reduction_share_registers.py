@@ -65,13 +65,34 @@ class KernelTest(MixOrderTestCase):
         args = rms_norm_args(20000, columns, torch.bfloat16)
         self.assertEqual(self.sharing(rms_norm_backward, *args), programs)
 
-    def test_rows_copied_ahead(self):
-        args = rms_norm_args(20000, 1024, torch.bfloat16)
-        self.assertEqual(self.sharing(rms_norm_backward, *args), 0)
+    @parametrize(
+        "dtype,columns,programs",
+        (
+            (torch.bfloat16, 384, 4),
+            (torch.bfloat16, 2048, 4),
+            (torch.bfloat16, 4096, 1),
+            (torch.float32, 1024, 2),
+        ),
+    )
+    def test_rows_copied_ahead(self, dtype, columns, programs):
+        args = rms_norm_args(20000, columns, dtype)
+        self.assertEqual(self.sharing(rms_norm_backward, *args), programs)
 
-    def test_one_program(self):
-        args = rms_norm_args(20000, 6401, torch.bfloat16)
-        self.assertEqual(self.sharing(rms_norm_backward, *args), 0)
+    def test_accumulated_tiles(self):
+        # three programs of four warps, which may need more than they have together
+        def f(x, *others):
+            y = (x - x.mean(-1, keepdim=True)).to(x.dtype)
+            return y, *((x * other).sum(0) for other in others)
+
+        xs = [randn(20000, 256, dtype=torch.bfloat16) for _ in range(7)]
+        before, _ = self.kernel(self.generate(f, *xs))
+        self.assertIn("tl.full([XBLOCK, R0_BLOCK]", before)
+        self.assertEqual(self.sharing(f, *xs), 0)
+
+    @parametrize("columns", (6401, 16384))
+    def test_one_program(self, columns):
+        args = rms_norm_args(20000, columns, torch.bfloat16)
+        self.assertEqual(self.sharing(rms_norm_backward, *args), 1)
 
     def test_sums(self):
         def f(x):
@@ -88,12 +109,13 @@ class KernelTest(MixOrderTestCase):
         xs = [randn(20000, 2801, dtype=torch.bfloat16) for _ in range(5)]
         self.assertEqual(self.sharing(f, *xs), 0)
 
-    def test_knob(self):
-        args = rms_norm_args(20000, 1001, torch.bfloat16)
+    @parametrize("columns", (1001, 1024, 4096, 6401))
+    def test_knob(self, columns):
+        args = rms_norm_args(20000, columns, torch.bfloat16)
         off = {SHARE_REGISTERS: False}
         self.assertEqual(self.sharing(rms_norm_backward, *args, **off), 0)
 
-    @parametrize("columns", (97, 1001))
+    @parametrize("columns", (97, 384, 1001))
     def test_result(self, columns):
         self.check(rms_norm_backward, *rms_norm_args(1030, columns, torch.bfloat16))
 

@@ -498,3 +498,18 @@ def partial_accumulate_value(
             shape=tile,
         )
     return value
+
+
+def unpadded_accumulator(kernel: TritonKernel, name: str, identity: str) -> list[str]:
+    """
+    Lines that leave what is not a column out of the partial accumulator ``name``, before
+    it is stored.
+
+    A store's mask says so, too, but the accumulator has another layout there than in the
+    loop, where that has half types: it goes through shared memory as a whole, so ptxas
+    keeps registers for the columns that ``R0_BLOCK`` pads the row by, and computes them in
+    each iteration.
+    """
+    if kernel.row_split is None or not kernel.row_split.drop_padding:
+        return []
+    return [f"{name} = tl.where(r0_mask, {name}, {identity})"]

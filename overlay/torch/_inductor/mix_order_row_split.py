@@ -166,6 +166,8 @@ class RowSplit:
     all_registers: whether a thread is told what the programs of an SM leave it, as it may
         need more than ptxas gives it, or take more than that
     prefetch: whether the rows of the next tile are fetched into the L2 cache
+    drop_padding: whether the columns that a row is padded by are left out of the
+        accumulators before they are stored
     """
 
     num_programs: int
@@ -180,6 +182,7 @@ class RowSplit:
     in_turn: bool = True
     all_registers: bool = False
     prefetch: bool = False
+    drop_padding: bool = False
 
     @property
     def max_xblock(self) -> int:
@@ -481,6 +484,11 @@ def row_split(
     )
     if prefetch and wide and width == 1 and num_stages == 2:
         num_stages = 1  # the cache holds the next row without its padding
+    # Accumulators of whole tiles come with more than is counted above.
+    share = all_registers(registers_per_sm, num_warps, programs_per_sm)
+    shares = config.triton.mix_order_reduction_share_registers and (
+        share == MAX_REGISTERS_PER_THREAD or not accumulate_tiles(num_warps)
+    )
     num_programs = count_programs(device, programs_per_sm, rows, xblock)
     return RowSplit(
         num_programs=num_programs,
@@ -499,10 +507,13 @@ def row_split(
                 not reload or idle_share(rows, xblock, num_programs) >= IDLE_SHARE
             )
         ),
-        all_registers=takes_all_registers(
-            reload or cost.lacks_registers, programs_per_sm
-        ),
+        all_registers=shares
+        or takes_all_registers(reload or cost.lacks_registers, programs_per_sm),
         prefetch=prefetch,
+        drop_padding=config.triton.mix_order_reduction_drop_padding
+        and not reload
+        and width == 1
+        and kept_columns(cost, num_warps, width) < cost.rnumel,
     )
 
 
@@ -585,10 +596,8 @@ def unstaged_row_split(
             xblock, num_warps = 1, num_warps // 2
     if programs_per_sm is None:
         programs_per_sm = min(max(1, warps_per_sm // num_warps), PROGRAMS_PER_SM[-1])
-    shared = (
-        share_registers
-        and programs_per_sm > 1
-        and (not cost.stores_rows or fits(xblock, num_warps, programs_per_sm))
+    shared = share_registers and (
+        not cost.stores_rows or fits(xblock, num_warps, programs_per_sm)
     )
     return RowSplit(
         num_programs=count_programs(device, programs_per_sm, rows, xblock),

@@ -30,7 +30,7 @@ def loads_words(
 ) -> bool:
     """
     Whether ``kernel`` loads an element of the buffer ``name`` at ``indexing`` with the word
-    that it is in. Words begin where the buffer does, and the last is whole.
+    that it is in. Words begin where the buffer does.
     """
     from .codegen.common import TensorArg
     from .codegen.triton_utils import is_unaligned_buffer
@@ -47,22 +47,46 @@ def loads_words(
         or indexing.has_tmpmask()
     ):
         return False
-    buffer, dtype = V.graph.try_get_buffer(name), V.graph.get_dtype(name)
+    dtype = V.graph.get_dtype(name)
     return (
-        buffer is not None
+        V.graph.try_get_buffer(name) is not None
         and dtype in (torch.float16, torch.bfloat16)
         and not is_unaligned_buffer(TensorArg("", name, dtype))
-        and V.graph.sizevars.statically_known_multiple_of(
-            buffer.get_layout().storage_size(), COPY_BYTES // dtype.itemsize
-        )
     )
 
 
-def codegen_word_load(pointer: str, index: str, how: str, dtype: torch.dtype) -> str:
+def codegen_word_load(
+    kernel: TritonKernel,
+    name: str,
+    pointer: str,
+    indexing: IndexingOptions,
+    hints: str,
+) -> str:
     """
-    The element of ``dtype`` at ``pointer + (index)``. ``how`` is what follows the address
-    in the load: its mask, and hints.
+    The element at ``indexing`` of the buffer ``name``, which is ``pointer``. ``hints``
+    follow the mask of the load.
+
+    Where the number of elements is odd, or may be, the last word is not all the buffer's:
+    the last element is loaded before the loop over rows.
     """
+    dtype = V.graph.get_dtype(name)
+    index, mask = indexing.index_str, indexing.mask_str
+    elements = V.graph.get_buffer(name).get_layout().storage_size()
+    odd = not V.graph.sizevars.statically_known_multiple_of(
+        elements, COPY_BYTES // dtype.itemsize
+    )
+    if odd:
+        count = kernel.index_to_str(kernel.rename_indexing(elements))
+        last = kernel.cse.generate(
+            kernel.body,
+            f"tl.load({pointer} + ({count} - 1), {count} > 0)",
+            dtype=dtype,
+            shape=(),
+        )
+        kernel.outside_loop_vars.add(last)
+        whole = f"(({index}) < ({count} & -2))"
+        mask = whole if mask == "None" else f"({mask}) & {whole}"
     words = f"{pointer}.to(tl.pointer_type(tl.int32), bitcast=True)"
-    word = f"tl.load({words} + (({index}) >> 1), {how})"
-    return f"triton_helpers.half_of_word({word}, {index}, {triton_type(dtype)})"
+    word = f"tl.load({words} + (({index}) >> 1), {mask}{hints})"
+    value = f"triton_helpers.half_of_word({word}, {index}, {triton_type(dtype)})"
+    return f"tl.where({whole}, {value}, {last})" if odd else value
