@@ -86,14 +86,17 @@ def show(report: Report, console: Console, every_kernel: bool = False) -> None:
     rows = None if every_kernel else _ROWS
     if report.gone or report.new:
         console.print(f"changed: {len(report.gone)} kernels gone, {len(report.new)} new")
-        changed = [("-", kernel) for kernel in _first(report.gone)]
-        changed += [("+", kernel) for kernel in _first(report.new)]
-        console.print(_kernels(changed, rows, console.width))
+        gone, new = _first(report.gone), _first(report.new)
+        if rows:
+            gone = gone[: max(rows // 2, rows - len(new))]
+            new = new[: rows - len(gone)]
+        changed = [("-", kernel) for kernel in gone] + [("+", kernel) for kernel in new]
+        console.print(_kernels(changed, len(report.gone) + len(report.new), console.width))
     else:
         console.print("the stack changes no kernel of it")
     same = [(" ", kernel) for kernel in _first(report.same)]
     if same and (every_kernel or not (report.gone or report.new)):
-        console.print(_kernels(same, rows, console.width))
+        console.print(_kernels(same[:rows], len(same), console.width))
     if report.stock.refusals or report.patched.refusals:
         console.print(_refusals(report, rows))
     if not every_kernel:
@@ -164,12 +167,14 @@ def _most(values: Iterator[int]) -> str:
     return str(max(values, default="-"))  # type: ignore[type-var]
 
 
-def _kernels(marked: Sequence[tuple[str, Kernel]], rows: int | None, width: int) -> Group:
-    """A row a kernel, in `width` characters: a column is shown whole or left out, and named."""
-    shown = marked[:rows]
+def _kernels(shown: Sequence[tuple[str, Kernel]], of: int, width: int) -> Group:
+    """A row a kernel, in `width` characters: a column is shown whole or left out, and named.
+
+    There are `of` kernels.
+    """
     names = [kernel.name.removeprefix("triton_") for _, kernel in shown]
     cells = {title: [cell(kernel) for _, kernel in shown] for title, cell in _COLUMNS.items()}
-    if all(kernel.time_us is None for _, kernel in marked):
+    if all(kernel.time_us is None for _, kernel in shown):
         del cells["us"]
     widths = {title: max(map(len, (title, *column))) for title, column in cells.items()}
     longest = max(map(len, ("kernel", *names)))
@@ -187,7 +192,7 @@ def _kernels(marked: Sequence[tuple[str, Kernel]], rows: int | None, width: int)
         facts = [cells[title][row] for title in kept]
         table.add_row(mark, _short(names[row], name_width), *facts, style=style.get(mark))
     notes = []
-    if more := len(marked) - len(shown):
+    if more := of - len(shown):
         notes.append(f"and {more} more")
     if missing := [title for title in cells if title not in kept]:
         notes.append(f"{width} columns have no room for {', '.join(missing)}")

@@ -158,6 +158,18 @@ def test_the_screen_shows_what_changed_first():
     assert "cast" not in text
 
 
+@pytest.mark.parametrize("gone,new,shown", [(20, 20, "------++++++"), (2, 20, "--" + 10 * "+")])
+def test_the_screen_shows_of_both_sides(gone, new, shown):
+    sides = [
+        answer(*(dict(CAST, key=f"{side}{number}") for number in range(count)))
+        for side, count in (("stock", gone), ("patched", new))
+    ]
+    text = printed(report(*sides))
+    lines = [line[0] for line in text.splitlines() if line[:2] in ("+ ", "- ")]
+    assert "".join(lines) == shown
+    assert f"and {gone + new - len(shown)} more" in text
+
+
 def test_reasons_that_differ_in_a_number_are_one_row():
     assert row(printed(CHANGED), "reads 11-26 buffers, more than 10") == ["0", "3"]
 

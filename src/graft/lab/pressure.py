@@ -314,6 +314,7 @@ def samples(path: Path) -> list[Sample]:
                 line["split"]["hoist"],
                 line["split"].get("accumulate_tiles", False),
                 line.get("even_vectors", False),
+                line["split"].get("drop_padding", False),
             )
             demand = model.Demand.of(ops, line["columns"], launch)
             found.append(
