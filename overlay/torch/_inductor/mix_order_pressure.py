@@ -43,8 +43,9 @@ class LaunchConfig:
     What the need depends on of a configuration that would be launched: rows of a
     tile, warps, stages of the loop over tiles, and whether a row is loaded again when
     its reductions are known, what all rows read once, before the loop, and a partial
-    accumulator a whole tile; and whether a thread has as many columns of each tile as
-    of the widest type, not of the narrowest.
+    accumulator a whole tile; whether a thread has as many columns of each tile as of the
+    widest type, not of the narrowest; and whether what pads a row is left out of its
+    accumulators before they are stored.
     """
 
     xblock: int
@@ -54,6 +55,7 @@ class LaunchConfig:
     hoist: bool = True
     accumulate_tiles: bool = False
     even_vectors: bool = True
+    drop_padding: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Layout:
     Partial accumulators are stored 16 bytes at once at most, four columns of float32,
     and in a layout of their own where a tile's has more columns a thread than that, or
     than are aligned. They go through shared memory for it, padding and all, so that it is
-    accumulated: they have ``padding`` times as many elements.
+    accumulated unless it is dropped: they have ``padding`` times as many elements.
     """
 
     vector: int
@@ -228,11 +230,12 @@ class Layout:
         rows = max(1, launch.xblock // (threads // lanes))
         partial_bits = max((op.bits for op in ops if op.name == "partial"), default=32)
         stored_apart = vector > min(run, VECTOR_BYTES * 8 // partial_bits)
+        padded = stored_apart and not launch.drop_padding
         return cls(
             vector,
             lanes,
             run,
-            r0_block // lanes / in_row if stored_apart else 1.0,
+            r0_block // lanes / in_row if padded else 1.0,
             {
                 Width.TILE: in_row * rows,
                 Width.COLUMNS: in_row,

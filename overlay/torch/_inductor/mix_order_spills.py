@@ -100,6 +100,7 @@ def launch_configs(split: RowSplit) -> list[LaunchConfig]:
             split.hoist,
             split.accumulate_tiles,
             config.triton.mix_order_reduction_even_vectors,
+            split.drop_padding,
         )
         for xblock, num_warps, num_stages in configs
     ]
