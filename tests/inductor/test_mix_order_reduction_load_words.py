@@ -104,7 +104,7 @@ class LoadWordsTest(MixOrderTestCase):
         before, loop = self.kernel(code)
         self.assertEqual(self.words(code), (0, 1))
         self.assertIn(f" + ({rows} - 1), {rows} > 0)", before)
-        self.assertIn(f" < ({rows} & -2)", loop)
+        self.assertIn(f" != ({rows} - 1)", loop)
 
     def test_odd_is_not_read_beyond(self):
         # the element that follows the last is another's
@@ -128,6 +128,29 @@ class LoadWordsTest(MixOrderTestCase):
             torch._dynamo.mark_dynamic(arg, 0)
         code = self.check(rms_norm_backward, *args)
         self.assertEqual(self.words(code), (0, 1))
+
+    @parametrize("elements", (1, 133, 134))
+    def test_beyond_the_layout(self, elements):
+        # as_strided reads what follows the elements of an input in its storage
+        def f(x, scale):
+            return scaled(x, scale.as_strided((133, 1), (2, 1)))
+
+        base = randn(268, dtype=torch.bfloat16)
+        x, scale = randn(133, 96, dtype=torch.bfloat16), base[:elements]
+        with inductor_config.patch(self.fuse):
+            actual, (code,) = run_and_get_code(torch.compile(f), x, scale)
+        self.assertEqual(self.words(code), (0, 1))
+        expect = scaled(x, base[:266].view(133, 2)[:, :1])
+        self.assertEqual(actual, expect, atol=0.1, rtol=0.02)
+
+    def test_programmatic_dependent_launch(self):
+        # the kernel before may write the values
+        x, scale = randn(133, 96, dtype=torch.bfloat16), randn(133, 1)
+        options = {"triton.enable_pdl": True}
+        code = self.generate(scaled, x, scale.bfloat16(), **options)
+        before, loop = self.kernel(code)
+        self.assertLess(before.index("gdc_wait()"), before.index(" + (133 - 1)"))
+        self.assertNotIn("gdc_wait()", loop)
 
     def test_even_dynamic_rows(self):
         def f(x, scale):

@@ -9,7 +9,7 @@ from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
 )
-from torch.testing._internal.inductor_utils import HAS_GPU
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
 try:
@@ -46,6 +46,10 @@ class ShareTest(TestCase):
     def test_share(self, programs, num_warps, registers):
         self.assertEqual(all_registers(65536, num_warps, programs), registers)
         self.assertLessEqual(programs * num_warps * 32 * registers, 65536)
+
+    def test_least(self):
+        # ptxas refuses 0, which would be these programs' share
+        self.assertEqual(all_registers(65536, 32, 16), 24)
 
 
 @nvidia_only
@@ -88,6 +92,16 @@ class KernelTest(MixOrderTestCase):
         before, _ = self.kernel(self.generate(f, *xs))
         self.assertIn("tl.full([XBLOCK, R0_BLOCK]", before)
         self.assertEqual(self.sharing(f, *xs), 0)
+
+    @parametrize("columns", (256, 257))
+    def test_values_of_8_bytes(self, columns):
+        # sums of integers, whose tiles take twice the registers that are counted
+        def f(x, y):
+            z = x * 3 + y
+            return z.sum(0), z.sum(-1), (x * y).sum(0)
+
+        x, y = (torch.ones(65536, columns, dtype=torch.int8, device=GPU_TYPE),) * 2
+        self.assertEqual(self.sharing(f, x, y.clone()), 0)
 
     @parametrize("columns", (6401, 16384))
     def test_one_program(self, columns):

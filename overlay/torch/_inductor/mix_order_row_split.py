@@ -134,6 +134,7 @@ class RowCost:
     slow: whether some of ``SLOW_FUNCTIONS`` is computed of each element
     staged: whether asynchronous copies can load the rows
     lacks_registers: whether a thread is predicted to need more than it may have
+    wide_values: whether values are computed and accumulated in 8 bytes, as sums of integers are
     """
 
     columns: int
@@ -146,6 +147,7 @@ class RowCost:
     slow: bool = False
     staged: bool = True
     lacks_registers: bool = False
+    wide_values: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,11 +317,11 @@ def row_cost(
             square and follows_rows(dep, node in contiguous)
         ):
             invariant.add(dep.name)
-    accumulator_bytes = 0
+    accumulator_bytes = []
     for snode in reductions:
         dtype = accumulate_dtype(snode.node.get_dtype())  # type: ignore[union-attr]
         assert dtype is not None
-        accumulator_bytes += get_dtype_size(dtype)
+        accumulator_bytes.append(get_dtype_size(dtype))
     stores_rows = any(
         isinstance(dep, MemoryDep)
         and (
@@ -335,7 +337,7 @@ def row_cost(
         stream_bytes=sum(streamed.values()),
         streams=len(streamed),
         stores_rows=stores_rows,
-        accumulators=accumulator_bytes // 4,
+        accumulators=sum(accumulator_bytes) // 4,
         invariants=len(invariant),
         slow=any(
             snode._body.has_op(name)  # type: ignore[attr-defined]
@@ -344,6 +346,7 @@ def row_cost(
             for name in SLOW_FUNCTIONS
         ),
         staged=staged or not streamed,
+        wide_values=max(accumulator_bytes, default=0) > 4,
     )
 
 
@@ -484,10 +487,11 @@ def row_split(
     )
     if prefetch and wide and width == 1 and num_stages == 2:
         num_stages = 1  # the cache holds the next row without its padding
-    # Accumulators of whole tiles come with more than is counted above.
+    # Accumulators of whole tiles, and values of 8 bytes, take more than is counted above.
     share = all_registers(registers_per_sm, num_warps, programs_per_sm)
     shares = config.triton.mix_order_reduction_share_registers and (
-        share == MAX_REGISTERS_PER_THREAD or not accumulate_tiles(num_warps)
+        share == MAX_REGISTERS_PER_THREAD
+        or not (accumulate_tiles(num_warps) or cost.wide_values)
     )
     num_programs = count_programs(device, programs_per_sm, rows, xblock)
     return RowSplit(
@@ -596,8 +600,10 @@ def unstaged_row_split(
             xblock, num_warps = 1, num_warps // 2
     if programs_per_sm is None:
         programs_per_sm = min(max(1, warps_per_sm // num_warps), PROGRAMS_PER_SM[-1])
-    shared = share_registers and (
-        not cost.stores_rows or fits(xblock, num_warps, programs_per_sm)
+    shared = (
+        share_registers
+        and not cost.wide_values
+        and (not cost.stores_rows or fits(xblock, num_warps, programs_per_sm))
     )
     return RowSplit(
         num_programs=count_programs(device, programs_per_sm, rows, xblock),

@@ -77,6 +77,7 @@ def codegen_word_load(
     )
     if odd:
         count = kernel.index_to_str(kernel.rename_indexing(elements))
+        kernel._handle_pdl_before_access(kernel.body, name)
         last = kernel.cse.generate(
             kernel.body,
             f"tl.load({pointer} + ({count} - 1), {count} > 0)",
@@ -84,7 +85,7 @@ def codegen_word_load(
             shape=(),
         )
         kernel.outside_loop_vars.add(last)
-        whole = f"(({index}) < ({count} & -2))"
+        whole = f"(({index}) != ({count} - 1))"
         mask = whole if mask == "None" else f"({mask}) & {whole}"
     words = f"{pointer}.to(tl.pointer_type(tl.int32), bitcast=True)"
     word = f"tl.load({words} + (({index}) >> 1), {mask}{hints})"
