@@ -158,7 +158,9 @@ def test_the_screen_shows_what_changed_first():
     assert "cast" not in text
 
 
-@pytest.mark.parametrize("gone,new,shown", [(20, 20, "------++++++"), (2, 20, "--" + 10 * "+")])
+@pytest.mark.parametrize(
+    ("gone", "new", "shown"), [(20, 20, "------++++++"), (2, 20, "--" + 10 * "+")]
+)
 def test_the_screen_shows_of_both_sides(gone, new, shown):
     sides = [
         answer(*(dict(CAST, key=f"{side}{number}") for number in range(count)))

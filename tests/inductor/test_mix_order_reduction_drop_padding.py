@@ -29,6 +29,7 @@ except ImportError:
     )
 
 
+FUSE = {**FUSE_ALL, "triton.mix_order_reduction_extrema": True}
 DROP_PADDING = "triton.mix_order_reduction_drop_padding"
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
@@ -47,7 +48,7 @@ def product(x):
 class DropPaddingTest(MixOrderTestCase):
     """Columns that a row is padded by are left out of what is stored of partials."""
 
-    fuse = {**FUSE_ALL, "triton.mix_order_reduction_extrema": True}
+    fuse = FUSE
 
     def dropped(self, code):
         """What the accumulators of the one mix-order kernel have there, each its own."""
