@@ -4,8 +4,9 @@ A case's name says what happens: `crash`, `hang`, `hang_with_gpu`, `wrong`, `oom
 (unless it prepares alone), `fatal`, `crash_timing`, `fault_beside` (a worker's first time), and
 `slow...` (30 ms to prepare); anything else has a time.
 FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
-first case and never start again, FAKE_GPU_NAME the GPUs' name, FAKE_PEER why Liger is absent;
-FAKE_SLOW makes every case slow; FAKE_LATE is the time of the one that hangs after the other.
+first case and never start again (the others wait for that), FAKE_GPU_NAME the GPUs' name,
+FAKE_PEER why Liger is absent; FAKE_SLOW makes every case slow; FAKE_LATE is the time of the one
+that hangs after the other.
 
 `python bench_fake_worker.py COUNT ARGS...` is `graft bench ARGS...` on COUNT such GPUs.
 """
@@ -83,9 +84,15 @@ class Fake:
     def prepared(self, case):
         print("noise on standard output")
         self.case, self.turns = case, 0
-        if os.environ.get("FAKE_GPU_DIES") == GPU:
+        dies = os.environ.get("FAKE_GPU_DIES")
+        if dies == GPU:
             self.log.with_name(f"died-{GPU}").touch()
             os.abort()
+        patience = time.monotonic() + 20
+        while dies and not self.log.with_name(f"died-{dies}").exists():
+            if time.monotonic() > patience:
+                raise Failure("crash", f"GPU {dies} did not die")
+            time.sleep(0.01)
         self.note("lets-go", case)
         with self.gpu.lent():
             self.note("compiles", case)

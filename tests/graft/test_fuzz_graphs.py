@@ -65,6 +65,15 @@ def test_smaller_programs_run_and_are_smaller(program: Program) -> None:
         candidate.function()(*make(candidate))
 
 
+def test_no_smaller_program_takes_the_variance_of_integers() -> None:
+    steps = (Step("v0", "x0.float()"), Step("v1", "v0.var((0,))"))
+    program = Program((Input("x0", (4, 2), "int32"),), steps, ("v1",))
+    found = list(smaller(program))
+    assert found
+    for candidate in found:
+        candidate.function()(*make(candidate))
+
+
 @given(full_programs)
 @settings(max_examples=60, deadline=None)
 def test_full_size_is_what_default_mode_asks_for(program: Program) -> None:

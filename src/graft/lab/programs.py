@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 INTEGERS = ("int64", "int32")
@@ -606,12 +607,24 @@ def _with_fewer_elements(program: Program) -> Iterator[Program]:
                 yield dataclasses.replace(program, inputs=inputs, steps=steps)
 
 
+class _AsOnADevice(TorchFunctionMode):
+    """Refuses what only meta tensors do: the variance of integers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func.__name__ in ("var", "std") and not args[0].is_floating_point():
+            raise TypeError(f"{func.__name__} of {args[0].dtype}")
+        return func(*args, **(kwargs or {}))
+
+
 def _valid(program: Program) -> bool:
     meta = [
         torch.empty(x.shape, dtype=getattr(torch, x.dtype), device="meta") for x in program.inputs
     ]
     try:
-        outputs = program.function()(*meta)
+        with _AsOnADevice():
+            outputs = program.function()(*meta)
     except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError):
         return False
     return all(math.prod(o.shape) > 0 for o in outputs)
