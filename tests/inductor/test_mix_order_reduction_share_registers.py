@@ -14,6 +14,7 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 try:
     from .test_mix_order_reduction_utils import (
+        centered_and_sums,
         FUSE_ALL,
         MixOrderTestCase,
         nvidia_only,
@@ -23,6 +24,7 @@ try:
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
+        centered_and_sums,
         FUSE_ALL,
         MixOrderTestCase,
         nvidia_only,
@@ -84,14 +86,10 @@ class KernelTest(MixOrderTestCase):
 
     def test_accumulated_tiles(self):
         # three programs of four warps, which may need more than they have together
-        def f(x, *others):
-            y = (x - x.mean(-1, keepdim=True)).to(x.dtype)
-            return y, *((x * other).sum(0) for other in others)
-
         xs = [randn(20000, 256, dtype=torch.bfloat16) for _ in range(7)]
-        before, _ = self.kernel(self.generate(f, *xs))
+        before, _ = self.kernel(self.generate(centered_and_sums, *xs))
         self.assertIn("tl.full([XBLOCK, R0_BLOCK]", before)
-        self.assertEqual(self.sharing(f, *xs), 0)
+        self.assertEqual(self.sharing(centered_and_sums, *xs), 0)
 
     @parametrize("columns", (256, 257))
     def test_values_of_8_bytes(self, columns):
@@ -116,12 +114,8 @@ class KernelTest(MixOrderTestCase):
 
     def test_more_than_there_are(self):
         # a tile and its accumulators do not fit in the share: ptxas decides
-        def f(x, *others):
-            y = (x - x.mean(-1, keepdim=True)).to(x.dtype)
-            return y, *((x * other).sum(0) for other in others)
-
         xs = [randn(20000, 2801, dtype=torch.bfloat16) for _ in range(5)]
-        self.assertEqual(self.sharing(f, *xs), 0)
+        self.assertEqual(self.sharing(centered_and_sums, *xs), 0)
 
     @parametrize("columns", (1001, 1024, 4096, 6401))
     def test_knob(self, columns):

@@ -65,6 +65,12 @@ def rms_norm_args(rows, columns, dtype=torch.float32):
     return x, randn(columns, dtype=dtype), dy, torch.rand(rows, 1, device=GPU_TYPE)
 
 
+def centered_and_sums(x, *others):
+    """A row's output, and a partial sum for each of ``others``."""
+    y = (x - x.mean(-1, keepdim=True)).to(x.dtype)
+    return y, *((x * other).sum(0) for other in others)
+
+
 class Generated(Exception):
     """Raised with the code that was generated, instead of running it."""
 

@@ -15,7 +15,6 @@ from graft.errors import GraftError
 
 # What is found is at most this many more than the fewest.
 TOLERANCE = 4
-_LEAST = 24
 _FRAME = re.compile(r"(\d+) bytes stack frame")
 # with the limit of a kernel that is given all registers: of two, ptxas takes the last
 _THREADS = re.compile(r"(\.reqntid [^\n]*)(?:\n\.maxnreg [^\n]*)?")
@@ -26,9 +25,11 @@ def fewest_registers(ptx: str, capability: int, most: int, spill_bytes: int) -> 
 
     Raises GraftError where `ptxas` refuses the kernel.
     """
+    from torch._inductor.runtime.registers import MIN_REGISTERS_PER_THREAD
+
     if _spill_bytes(ptx, capability, most) > spill_bytes:
         return None
-    spills, fits = _LEAST, most
+    spills, fits = MIN_REGISTERS_PER_THREAD, most
     while fits - spills > TOLERANCE:
         tried = (spills + fits) // 2
         if _spill_bytes(ptx, capability, tried) > spill_bytes:
