@@ -111,14 +111,14 @@ def online_softmax_config(
     a maximum of its own.
     """
     sms = device.multi_processor_count or 1
-    l2 = L2_MIB.get(device.cc, DEFAULT_L2_MIB) * 2**20
-    l2 *= L2_SHARE_HALF if row.half else L2_SHARE
+    share = L2_SHARE_HALF if row.half else L2_SHARE
+    cached = share * L2_MIB.get(device.cc, DEFAULT_L2_MIB) * 2**20
     if row.rows < FEW_ROWS * sms:
         enough = row.half and row.rows >= FEWEST_ROWS * sms
         return LoopConfig(8, 16) if enough else None
     for each in (LoopConfig(16, 4), LoopConfig(8, 8)):
         rows = min(row.rows, sms * WARPS_PER_SM // each.num_warps)
-        if rows * row.columns * row.read_again <= l2:
+        if rows * row.columns * row.read_again <= cached:
             return each
     return LoopConfig(8, 8) if row.half else None
 
