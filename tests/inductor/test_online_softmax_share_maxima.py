@@ -158,6 +158,20 @@ class SharedMaximaTest(TestCase):
         self.assertEqual(self.vector(code), 8)
         self.assertEqual(actual, f(x.double()).bfloat16(), atol=2e-3, rtol=2e-2)
 
+    def test_columns_of_many_sizes(self):
+        """Of which too much is dynamic to be known as a multiple of anything."""
+
+        def f(*xs):
+            return softmax(torch.cat(xs, -1))
+
+        xs = [torch.randn(4, 100 + i, device=GPU_TYPE) for i in range(22)]
+        for x in xs:
+            torch._dynamo.mark_dynamic(x, 1)
+        actual, code = self.compile(f, *xs, dynamic=None)
+        if SHARED in code:
+            self.assertEqual(self.vector(code), 1)
+        self.assertEqual(actual, f(*xs), atol=1e-6, rtol=1e-5)
+
     def test_knob(self):
         x = torch.randn(3, 2500, device=GPU_TYPE)
         code = self.check(softmax, x, expected=False, **{SHARE: False})
@@ -179,7 +193,10 @@ class SharedMaximaTest(TestCase):
         ),
     )
     def test_warps_that_others_decide(self, other):
-        features = SimpleNamespace(get_reduction_hint=lambda: ReductionHint.INNER)
+        features = SimpleNamespace(
+            get_reduction_hint=lambda: ReductionHint.INNER,
+            contains_op=lambda name: False,
+        )
         kernel = {
             "features": features,
             "dense_size_list": lambda: ["XBLOCK", "R0_BLOCK"],
@@ -196,8 +213,9 @@ class SharedMaximaTest(TestCase):
             return x.softmax(-1), y.softmax(-1)
 
         x, y = (torch.randn(2, n, device=GPU_TYPE) for n in (3000, 4100))
-        _, code = self.compile(f, x, y, combo_kernels=True)
+        actual, code = self.compile(f, x, y, combo_kernels=True)
         self.assertNotIn(SHARED, code)
+        self.assertEqual(actual, f(x, y), atol=1e-6, rtol=1e-5)
 
     def test_config(self):
         x = torch.randn(3, 2500, device=GPU_TYPE)
@@ -208,7 +226,7 @@ class SharedMaximaTest(TestCase):
 class ConfigsTest(TestCase):
     """Which columns and warps, and what the runtime makes of them."""
 
-    def config(self, rows, columns, read_again=0, half=True, **device):
+    def config(self, rows, columns, read_again=0, narrow=True, accesses=2, **device):
         properties = {
             "type": "cuda",
             "index": 0,
@@ -216,16 +234,20 @@ class ConfigsTest(TestCase):
             "cc": 90,
             **device,
         }
-        row = LoopedRows(rows, columns, read_again, half)
+        row = LoopedRows(rows, columns, read_again, narrow, accesses)
         return online_softmax_config(row, DeviceProperties(**properties))
 
     def test_many_rows(self):
-        for half in (False, True):
-            self.assertEqual(self.config(8192, 32000, half=half), LoopConfig(16, 4))
+        for narrow in (False, True):
+            self.assertEqual(self.config(8192, 32000, narrow=narrow), LoopConfig(16, 4))
+
+    def test_many_accesses(self):
+        self.assertEqual(self.config(8192, 32000, accesses=6), LoopConfig(16, 4))
+        self.assertIsNone(self.config(8192, 32000, accesses=7))
 
     def test_few_rows(self):
         self.assertEqual(self.config(512, 32000), LoopConfig(8, 16))
-        self.assertIsNone(self.config(512, 32000, half=False))
+        self.assertIsNone(self.config(512, 32000, narrow=False))
         self.assertIsNone(self.config(128, 128256))
         # as many as there are SMs decide
         self.assertEqual(
@@ -236,12 +258,12 @@ class ConfigsTest(TestCase):
         """All of the GPU's at a time are to fit in the L2 cache."""
         self.assertEqual(self.config(8192, 10000, 2), LoopConfig(16, 4))
         self.assertEqual(self.config(8192, 20000, 2), LoopConfig(8, 8))
-        self.assertEqual(self.config(8192, 2500, 4, half=False), LoopConfig(16, 4))
-        self.assertEqual(self.config(8192, 9000, 4, half=False), LoopConfig(8, 8))
-        self.assertIsNone(self.config(8192, 12288, 4, half=False))
+        self.assertEqual(self.config(8192, 2500, 4, narrow=False), LoopConfig(16, 4))
+        self.assertEqual(self.config(8192, 9000, 4, narrow=False), LoopConfig(8, 8))
+        self.assertIsNone(self.config(8192, 12288, 4, narrow=False))
         # which holds more on another GPU
         self.assertEqual(
-            self.config(8192, 12288, 4, half=False, cc=100), LoopConfig(16, 4)
+            self.config(8192, 12288, 4, narrow=False, cc=100), LoopConfig(16, 4)
         )
 
     def configs(self, columns, loop=(16, 4), **meta):

@@ -68,30 +68,63 @@ class RealizeSlowFunctionsTest(TestCase):
     def randn(self, *shape, dtype=torch.float32):
         return torch.randn(*shape, device=GPU_TYPE, dtype=dtype)
 
+    def rotates_by_tables(self, code):
+        """Cosines and sines are computed before what reads an input."""
+        *tables, rotation = kernels(code)
+        for function in ("cos", "sin"):
+            self.assertEqual(computing(code, function), 1)
+            self.assertNotIn(f"{function}(", rotation)
+        self.assertNotIn("pow(", rotation)
+        self.assertTrue(tables)
+
     @parametrize("dtype", (torch.float32, torch.bfloat16))
     @parametrize("dynamic", (False, True))
     def test_rotary_embeddings(self, dynamic, dtype):
         x = self.randn(2, 4, 24, 16, dtype=dtype)
         actual, code = self.compile(rotary, x, dynamic=dynamic)
-        for function in ("cos", "sin"):
-            (kernel,) = (k for k in kernels(code) if f"{function}(" in k)
-            self.assertNotIn("in_ptr1", kernel)  # that of the table, not that of x
-        self.assertEqual(actual, rotary(x), atol=1e-2, rtol=1e-2)
+        self.rotates_by_tables(code)
         expect = rotary(x.double()).to(dtype)
         atol = 1e-5 if dtype == torch.float32 else 2e-2
         self.assertEqual(actual, expect, atol=atol, rtol=atol)
+        _, code = self.compile(rotary, x, dynamic=dynamic, **{KNOB: False})
+        self.assertEqual(len(kernels(code)), 1)
 
-    def test_once_for_all_uses(self):
-        """A table that is used by many layers."""
+    def test_tables_of_half_types(self):
+        """They are rounded, as in eager mode."""
+
+        def f(x, angles):
+            return (x * angles.cos()).float()
+
+        x = self.randn(16, 400, dtype=torch.bfloat16)
+        angles = self.randn(400, dtype=torch.bfloat16)
+        actual, code = self.compile(f, x, angles)
+        self.assertEqual(len(kernels(code)), 2)
+        products = x.double() * angles.double().cos().bfloat16().double()
+        self.assertEqual(actual.double(), products, atol=0, rtol=2**-8)
+
+    def test_part_of_a_tensor(self):
+        """Not what is left of it, which might never be used."""
+
+        def first(x, t):
+            return x + t.sin()[:1]
+
+        def parts(t):
+            h = t.tan()
+            return sum(h[i] for i in range(8))
+
+        inputs = self.randn(16, 40), self.randn(64, 40)
+        self.assertEqual(len(kernels(self.check(first, *inputs))), 1)
+        self.assertEqual(len(kernels(self.check(parts, self.randn(8, 90)))), 1)
+
+    def test_few_values(self):
+        """A thread has one of them for all of its elements."""
 
         def f(x, t):
-            table = t.tan()
-            for _ in range(9):
-                x = torch.relu(x * table).sum(0, keepdim=True) + x
-            return x
+            return x * t.tanh()
 
-        code = self.check(f, self.randn(5, 32), self.randn(32))
-        self.assertEqual(computing(code, "tan"), 1)
+        for shape, expected in (((1,), 1), ((31, 1), 1), ((32, 1), 2)):
+            inputs = self.randn(shape[0], 90), self.randn(*shape)
+            self.assertEqual(len(kernels(self.check(f, *inputs))), expected)
 
     @parametrize("function", ("sin", "tan", "atan", "lgamma", "tanh", "erfc"))
     def test_functions(self, function):
@@ -135,8 +168,18 @@ class RealizeSlowFunctionsTest(TestCase):
         x = self.randn(4, 4, 32, 16).requires_grad_()
         w = self.randn(4, 4, 32, 16)
         torch._dynamo.reset()
-        with unittest.mock.patch.object(slow_functions, "MIN_COMPUTED", 64):
+
+        def backward():
             torch.compile(rotary, fullgraph=True)(x).backward(w)
+
+        with (
+            inductor_config.patch({"force_disable_caches": True}),
+            unittest.mock.patch.object(slow_functions, "MIN_COMPUTED", 64),
+        ):
+            _, codes = run_and_get_code(backward)
+        self.assertEqual(len(codes), 2)
+        for code in codes:
+            self.rotates_by_tables(code)
         reference = x.detach().double().requires_grad_()
         rotary(reference).backward(w.double())
         self.assertEqual(x.grad.double(), reference.grad, atol=1e-5, rtol=1e-5)

@@ -81,6 +81,10 @@ class ShortLoopsTest(TestCase):
             self.check(row_sum, 3, 1000),
             self.check(row_sum, 3, 1100, dynamic=True),
             self.check(lambda x: x.sum(0), 1100, 3),
+            self.check(lambda x: x.cumsum(-1), 3, 1100),
+            # a part of a wider tensor, and one of half as many columns
+            self.check(lambda x: x[:, :1100].sum(-1), 3, 1200, dtype=torch.float32),
+            self.check(lambda x: (x.view(3, -1, 2) * x[:, :1100, None]).flatten(1).sum(-1), 3, 2200, dtype=torch.float32),
         ):
             self.assertNotIn("loop_config", code)
 
@@ -109,8 +113,8 @@ class ShortLoopConfigTest(TestCase):
             "rows": 8192,
             "columns": 2560,
             "read_again": 2,
-            "half": True,
-            "tensors": 2,
+            "narrow": True,
+            "accesses": 2,
             **row,
         }
         device = DeviceProperties("cuda", 0, sms, 90)
@@ -120,8 +124,8 @@ class ShortLoopConfigTest(TestCase):
         self.assertEqual(self.config(), LoopConfig(16, 4))
         self.assertEqual(self.config(columns=4096), LoopConfig(16, 4))
         self.assertIsNone(self.config(columns=4097))
-        self.assertIsNone(self.config(half=False))
-        self.assertIsNone(self.config(tensors=5))
+        self.assertIsNone(self.config(narrow=False))
+        self.assertIsNone(self.config(accesses=7))
         self.assertIsNone(self.config(rows=8 * 132 - 1))
         self.assertEqual(self.config(rows=8 * 132), LoopConfig(16, 4))
         self.assertEqual(self.config(rows=512, sms=64), LoopConfig(16, 4))

@@ -6,6 +6,12 @@ columns a thread has less to exchange with others and fewer loads to wait for, a
 done once a thread is done less often. Against that stand the rows. With fewer warps more
 of them are on the GPU at a time: there have to be as many, and where a later loop reads
 its row again, all of them have to fit in the L2 cache.
+
+An online softmax gains most. For each column of its block a loop keeps a maximum and a
+sum of exponentials, and combines each element with those of its column: an exponential to
+scale the smaller one by, comparisons that say which that is, and again what infinities
+want. What a thread holds of a row can share a maximum. Then an element costs a
+comparison, and an exponential that is added, and the rest is once for all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +20,11 @@ import dataclasses
 from typing import Optional, TYPE_CHECKING
 
 from . import config
+from .dependencies import MemoryDep
 from .mix_order_producer_sum_cost import L2_MIB
+from .mix_order_reduction import accessed_numel
 from .runtime.hints import ReductionHint
+from .vector_width import accesses, aligned_columns
 from .virtualized import V
 
 
@@ -32,12 +41,13 @@ WARPS_PER_SM = 64
 FEW_ROWS, FEWEST_ROWS = 8, 2
 # Of the L2 cache, what rows that are read again may take. A loop that is bound by what it
 # computes can wait for some of them.
-L2_SHARE_HALF, L2_SHARE = 1.3, 0.8
+L2_SHARE_NARROW, L2_SHARE = 1.3, 0.8
 DEFAULT_L2_MIB = 40
-# Columns of a row that takes two blocks of programs of four warps at most, and tensors of
-# such rows: with more, or with wider types, fewer warps are as often slower.
+# What a loop loads and stores of a column, at most: no loops with more were measured.
+MAX_ACCESSES = 6
+# Columns of a row that takes two blocks of programs of four warps at most: longer ones, and
+# those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
-SHORT_TENSORS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +56,16 @@ class LoopedRows:
     What a looped reduction does with ``rows`` of ``columns``, both static or as hinted.
 
     read_again: bytes of a column that more than one loop reads
-    tensors: of all rows and columns, that are read or written
-    half: whether tensors of all rows and columns have two bytes an element at most
+    narrow: whether what has a value for each row and column has two bytes, or one where
+        each row begins at a word
+    accesses: that a loop has to a column, at most, by loads and stores
     """
 
     rows: int
     columns: int
     read_again: int
-    half: bool
-    tensors: int = 1
+    narrow: bool
+    accesses: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,41 +76,97 @@ class LoopConfig:
     num_warps: int
 
 
+@dataclasses.dataclass(frozen=True)
+class SharedMaxima:
+    """
+    How the columns of a thread share a maximum in an online softmax.
+
+    They are those that are a thread's already: as many adjacent columns as it loads at
+    once, a ``vector``, and the same a number of times, as far apart as all threads load.
+    Any other choice exchanges values between threads in each iteration. ``loop`` is with
+    how many they are a thread's.
+    """
+
+    vector: int
+    loop: LoopConfig
+
+    @classmethod
+    def of(cls, kernel: TritonKernel) -> Optional[SharedMaxima]:
+        """None where each column of a block has its own maximum, or there is none."""
+        features = kernel.features
+        if (
+            not config.triton.online_softmax_share_maxima
+            or not decides_warps(kernel)
+            or not has_online_softmax(features)
+        ):
+            return None
+        loop = V.choices.loop_config(features)
+        whole = accesses(features, features.numel * features.reduction_numel)
+        vector = max(
+            (aligned_columns(dep) for deps in whole.values() for dep in deps), default=0
+        )
+        if loop is None or not vector:
+            return None
+        # The accesses' loops over rows and columns may be one: a row begins anywhere
+        # where the next one does.
+        is_multiple = V.graph.sizevars.statically_known_multiple_of
+        while vector > 1 and not is_multiple(features.reduction_numel, vector):
+            vector //= 2
+        return cls(min(vector, loop.columns_per_thread), loop)
+
+    def accumulator_size(self, kernel: TritonKernel) -> str:
+        """The shape of an accumulator of which a thread has one column."""
+        columns = self.loop.columns_per_thread
+        rows, block = kernel.dense_size_list()
+        return f"[{rows}, {block} // {columns} if {block} > {columns} else 1]"
+
+
+def has_online_softmax(features: SIMDKernelFeatures) -> bool:
+    return any(
+        node.node.get_reduction_type() == "online_softmax_reduce"  # type: ignore[union-attr]
+        for node in features.reduction_nodes()
+    )
+
+
 def decides_warps(kernel: TritonKernel) -> bool:
     """Whether ``kernel`` is a loop over rows whose warps are not for others to decide."""
+    features = kernel.features
     return (
-        kernel.features.get_reduction_hint() == ReductionHint.INNER
+        features.get_reduction_hint() == ReductionHint.INNER
         and len(kernel.dense_size_list()) == 2
         and not kernel.persistent_reduction
         and not kernel.cooperative_reduction
         and not kernel.is_combo_kernel
+        and not any(map(features.contains_op, ("scan", "sort")))
     )
 
 
 def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
     """Of a kernel with one reduction dimension."""
-    hint = V.graph.sizevars.optimization_hint
-    is_multiple = V.graph.sizevars.statically_known_multiple_of
-    reading = [
-        loop.bytes_per_thread
-        for loop in features.memory_stats().looped.reads.loop
-        if loop.count_per_thread
-    ]
-    whole = features.numel * features.reduction_numel
+    sizevars = V.graph.sizevars
+    rows, columns = (
+        sizevars.optimization_hint(size, fallback=0)
+        for size in (features.numel, features.reduction_numel)
+    )
+    loops = features.memory_stats().looped
+    reads = [loop.bytes_per_thread for loop in loops.reads.loop if loop.count_per_thread]
     itemsizes = [
         V.graph.get_dtype(name).itemsize
-        for name in features.buf_accesses()
-        if V.graph.sizevars.statically_known_equals(V.graph.get_numel(name), whole)
+        for name, deps in features.buf_accesses().items()
+        if any(
+            isinstance(dep, MemoryDep)
+            and sizevars.optimization_hint(accessed_numel(dep), fallback=0)
+            > 2 * max(rows, columns)
+            for dep in deps
+        )
     ]
+    words = sizevars.statically_known_multiple_of(features.reduction_numel, 4)
     return LoopedRows(
-        rows=hint(features.numel, fallback=0),
-        columns=hint(features.reduction_numel, fallback=0),
-        read_again=max(reading) if len(reading) > 1 else 0,
-        half=bool(itemsizes) and all(
-            size == 2 or (size == 1 and is_multiple(features.reduction_numel, 4))
-            for size in itemsizes
-        ),
-        tensors=len(itemsizes),
+        rows=rows,
+        columns=columns,
+        read_again=max(reads) if len(reads) > 1 else 0,
+        narrow=all(size == 2 or (size == 1 and words) for size in itemsizes),
+        accesses=max((loop.count_per_thread for loop in loops.memory.loop), default=0),
     )
 
 
@@ -110,17 +177,19 @@ def online_softmax_config(
     Of a loop with an online softmax; None where the runtime decides, and each column has
     a maximum of its own.
     """
+    if row.accesses > MAX_ACCESSES:
+        return None
     sms = device.multi_processor_count or 1
-    share = L2_SHARE_HALF if row.half else L2_SHARE
+    share = L2_SHARE_NARROW if row.narrow else L2_SHARE
     cached = share * L2_MIB.get(device.cc, DEFAULT_L2_MIB) * 2**20
     if row.rows < FEW_ROWS * sms:
-        enough = row.half and row.rows >= FEWEST_ROWS * sms
+        enough = row.narrow and row.rows >= FEWEST_ROWS * sms
         return LoopConfig(8, 16) if enough else None
     for each in (LoopConfig(16, 4), LoopConfig(8, 8)):
         rows = min(row.rows, sms * WARPS_PER_SM // each.num_warps)
         if rows * row.columns * row.read_again <= cached:
             return each
-    return LoopConfig(8, 8) if row.half else None
+    return LoopConfig(8, 8) if row.narrow else None
 
 
 def short_loop_config(
@@ -129,9 +198,9 @@ def short_loop_config(
     """Of a loop over rows of half types; None where the runtime decides."""
     sms = device.multi_processor_count or 1
     if (
-        row.half
+        row.narrow
         and row.columns <= SHORT_COLUMNS
-        and row.tensors <= SHORT_TENSORS
+        and row.accesses <= MAX_ACCESSES
         and row.rows >= FEW_ROWS * sms
     ):
         return LoopConfig(16, 4)
@@ -140,13 +209,13 @@ def short_loop_config(
 
 def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:
     """Of any kernel; None where the runtime decides."""
-    if kernel.shared_maxima:
-        return kernel.shared_maxima.loop
+    if has_online_softmax(kernel.features):
+        shared = SharedMaxima.of(kernel)
+        return shared.loop if shared else None
     if (
         config.triton.short_loops_few_warps
-        and kernel.inside_reduction
         and decides_warps(kernel)
         and not kernel.features.reduction_numel.free_symbols
     ):
-        return V.choices.short_loop_config(kernel.features)
+        return V.choices.loop_config(kernel.features)
     return None

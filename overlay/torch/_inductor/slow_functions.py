@@ -1,5 +1,5 @@
 """
-Whether a small tensor of slow functions is worth a kernel of its own.
+Slow functions of a small tensor, computed once where it is broadcast.
 
 What is pointwise is computed where it is read, again for each element of a tensor that
 it is broadcast to. For most functions that is cheaper than to load it. But the cosines
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
-from .utils import sympy_product
+from .utils import is_gpu, sympy_product
 from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from .ir import Loops
+    from .ir import TensorBox
 
 
 # Those that take 30 instructions or more on a GPU, many with branches.
@@ -27,21 +27,45 @@ SLOW_FUNCTIONS = OrderedSet(
     [
         *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh"),
         *("cos", "cosh", "sin", "sinh", "tan", "tanh"),
-        *("digamma", "erfc", "erfcx", "erfinv", "igamma", "igammac", "lgamma", "ndtri"),
-        *("polygamma", "pow", "zeta"),
+        *("erfc", "erfinv", "lgamma", "pow"),
     ]
 )
-# How often an element is computed, at least: to store one takes as long as to load some.
+# How often an element is used, at least: to store one takes as long as to load some.
 MIN_USES = 8
+# Elements of the tensor, at least: a thread computes one of fewer for all that it has.
+MIN_NUMEL = 32
 # Elements that are computed, at least: fewer take as long as to launch a kernel, 2 to 3 us.
 MIN_COMPUTED = 1 << 22
 
 
-def is_worth_a_kernel(data: Loops, uses: int) -> bool:
-    """Whether ``data``, each element of which is computed ``uses`` times, should be once."""
+def realize_slow_functions(x: TensorBox, uses: int) -> None:
+    """
+    Give ``x`` a kernel of its own if it computes a slow function and each of its elements
+    is used ``uses`` times, which are enough. What views a part of a tensor is as it was:
+    the rest might never be used.
+    """
+    from .ir import BaseView, Pointwise, StorageBox
+
     if not config.realize_slow_functions or uses < MIN_USES:
-        return False
-    numel = V.graph.sizevars.optimization_hint(sympy_product(data.get_size()), fallback=0)
-    return numel * uses >= MIN_COMPUTED and any(
-        name in SLOW_FUNCTIONS for name in data.inner_fn_opcount().used_ops
-    )
+        return
+    box = x.data
+    while isinstance(box, BaseView):
+        box = box.data
+    if not (
+        isinstance(box, StorageBox)
+        and isinstance(box.data, Pointwise)
+        and is_gpu(getattr(box.get_device(), "type", None))
+    ):
+        return
+    sizevars = V.graph.sizevars
+    numel = sympy_product(box.get_size())
+    elements = sizevars.optimization_hint(numel, fallback=0)
+    if (
+        elements >= MIN_NUMEL
+        and elements * uses >= MIN_COMPUTED
+        and sizevars.statically_known_equals(sympy_product(x.get_size()), numel)
+        and any(
+            name in SLOW_FUNCTIONS for name in box.data.inner_fn_opcount().used_ops
+        )
+    ):
+        box.realize()
