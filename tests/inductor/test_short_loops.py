@@ -121,6 +121,7 @@ class ShortLoopConfigTest(TestCase):
         return looped_reduction.short_loop_config(LoopedRows(**row), device)
 
     def test_config(self):
+        self.assertTrue(hasattr(looped_reduction, "short_loop_config"))
         self.assertEqual(self.config(), LoopConfig(16, 4))
         self.assertEqual(self.config(columns=4096), LoopConfig(16, 4))
         self.assertIsNone(self.config(columns=4097))
