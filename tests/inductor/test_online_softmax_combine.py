@@ -22,6 +22,28 @@ INF, NAN = float("inf"), float("nan")
 LOOPED = {"triton.persistent_reductions": False, "triton.cooperative_reductions": False}
 
 
+def ordered_rows(order, columns):
+    x = torch.randn(3, columns, device=GPU_TYPE) * 8
+    if order == "equal":
+        return torch.full_like(x, 3)
+    if order != "any":
+        return x.sort(descending=order == "falling").values
+    return x
+
+
+def rows_with(value, rest, columns, later):
+    """
+    ``value`` in the first block of a row, in a later one, in the last that is not whole,
+    and in all.
+    """
+    x = torch.randn(4, columns, device=GPU_TYPE)
+    if rest == "-inf":
+        x = torch.full_like(x, -INF)
+    x[0, 7] = x[1, later] = x[2, -1] = value
+    x[3] = value
+    return x
+
+
 @unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
 @instantiate_parametrized_tests
 class OnlineSoftmaxCombineTest(TestCase):
@@ -51,22 +73,13 @@ class OnlineSoftmaxCombineTest(TestCase):
     @parametrize("dtype", (torch.float32, torch.bfloat16))
     @parametrize("order", ("any", "rising", "falling", "equal"))
     def test_order(self, order, dtype):
-        x = torch.randn(3, 5000, device=GPU_TYPE) * 8
-        if order == "equal":
-            x = torch.full_like(x, 3)
-        elif order != "any":
-            x = x.sort(descending=order == "falling").values
+        x = ordered_rows(order, 5000)
         self.check(lambda x: torch.softmax(x, -1), x.to(dtype))
 
     @parametrize("value", (INF, -INF, NAN, 3e38, -3e38))
     @parametrize("rest", ("numbers", "-inf"))
     def test_special_values(self, rest, value):
-        # in the first block of a row, in a later one, in the last that is not whole, in all
-        x = torch.randn(4, 5000, device=GPU_TYPE)
-        if rest == "-inf":
-            x = torch.full_like(x, -INF)
-        x[0, 7] = x[1, 4100] = x[2, 4999] = value
-        x[3] = value
+        x = rows_with(value, rest, 5000, later=4100)
         self.check(lambda x: torch.log_softmax(x, -1), x)
 
 

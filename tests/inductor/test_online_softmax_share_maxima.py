@@ -24,7 +24,12 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-INF, NAN = float("inf"), float("nan")
+try:
+    from .test_online_softmax_combine import INF, NAN, ordered_rows, rows_with
+except ImportError:
+    from test_online_softmax_combine import INF, NAN, ordered_rows, rows_with
+
+
 SHARED = "online_softmax_combine_columns"
 SHARE = "triton.online_softmax_share_maxima"
 # Loops, however long a persistent kernel's rows may be.
@@ -80,11 +85,7 @@ class SharedMaximaTest(TestCase):
     @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
     @parametrize("order", ("any", "rising", "falling", "equal"))
     def test_order(self, order, dtype):
-        x = torch.randn(3, 2500, device=GPU_TYPE) * 8
-        if order == "equal":
-            x = torch.full_like(x, 3)
-        elif order != "any":
-            x = x.sort(descending=order == "falling").values
+        x = ordered_rows(order, 2500)
         self.check(softmax, x.to(dtype))
 
     @parametrize("columns, vector", ((2504, 8), (2501, 1), (2502, 2), (2500, 4)))
@@ -100,12 +101,7 @@ class SharedMaximaTest(TestCase):
     @parametrize("value", (INF, -INF, NAN, 3e38, -3e38))
     @parametrize("rest", ("numbers", "-inf"))
     def test_special_values(self, rest, value):
-        # in the first block of a row, in a later one, in the last that is not whole, in all
-        x = torch.randn(4, 2500, device=GPU_TYPE)
-        if rest == "-inf":
-            x = torch.full_like(x, -INF)
-        x[0, 7] = x[1, 2100] = x[2, 2499] = value
-        x[3] = value
+        x = rows_with(value, rest, 2500, later=2100)
         self.check(log_softmax, x)
 
     @parametrize("block", (4, 16, 64, 1024))

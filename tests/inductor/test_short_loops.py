@@ -38,10 +38,9 @@ def centered(x):
 class ShortLoopsTest(TestCase):
     """A loop over a short row of half types has four warps."""
 
-    def check(self, f, *shape, dtype=torch.bfloat16, rows=0, dynamic=False, **options):
+    def compile(self, f, x, rows=0, dynamic=False, **options):
         """As if `rows` an SM were few: none, by default."""
         torch._dynamo.reset()
-        x = torch.randn(*shape, device=GPU_TYPE, dtype=dtype)
         options = {
             "split_reductions": False,
             "triton.cooperative_reductions": False,
@@ -55,12 +54,17 @@ class ShortLoopsTest(TestCase):
         ):
             compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
             actual, code = run_and_get_code(compiled, x)
+        return actual, "\n".join(code)
+
+    def check(self, f, *shape, dtype=torch.bfloat16, **options):
+        x = torch.randn(*shape, device=GPU_TYPE, dtype=dtype)
+        actual, code = self.compile(f, x, **options)
         expect = f(x.double())
         self.assertEqual((actual.shape, actual.dtype), (expect.shape, dtype))
         eps = torch.finfo(dtype).eps
         scale = expect.abs().max().item()
         self.assertEqual(actual.double(), expect, atol=4 * eps * scale, rtol=4 * eps)
-        return "\n".join(code)
+        return code
 
     @parametrize("f", (row_sum, rms_norm, centered))
     @parametrize("columns", (1100, 2501))
@@ -74,6 +78,13 @@ class ShortLoopsTest(TestCase):
 
     def test_as_ever(self):
         """Wider types, longer rows, few rows, rows at once, dynamic ones, other orders."""
+
+        def part(x):
+            return x[:, :1100].sum(-1)
+
+        def halves(x):
+            return (x.view(3, -1, 2) * x[:, :1100, None]).flatten(1).sum(-1)
+
         for code in (
             self.check(row_sum, 3, 1100, dtype=torch.float32),
             self.check(row_sum, 3, 5000),
@@ -82,12 +93,10 @@ class ShortLoopsTest(TestCase):
             self.check(row_sum, 3, 1100, dynamic=True),
             self.check(lambda x: x.sum(0), 1100, 3),
             self.check(lambda x: x.cumsum(-1), 3, 1100),
-            # a part of a wider tensor, and one of half as many columns
-            self.check(lambda x: x[:, :1100].sum(-1), 3, 1200, dtype=torch.float32),
-            self.check(lambda x: (x.view(3, -1, 2) * x[:, :1100, None]).flatten(1).sum(-1), 3, 2200, dtype=torch.float32),
+            self.check(part, 3, 1200, dtype=torch.float32),
+            self.check(halves, 3, 2200, dtype=torch.float32),
         ):
             self.assertNotIn("loop_config", code)
-
 
     def test_bytes(self):
         """Whose rows begin at words."""
@@ -96,13 +105,8 @@ class ShortLoopsTest(TestCase):
             return torch.where(x > x.mean(-1, keepdim=True), 1, 0).to(torch.int8)
 
         for columns, expected in ((1100, True), (1101, False)):
-            torch._dynamo.reset()
             x = torch.randint(-9, 10, (3, columns), device=GPU_TYPE).bfloat16()
-            with (
-                inductor_config.patch({"force_disable_caches": True}),
-                mock.patch.object(looped_reduction, "FEW_ROWS", 0),
-            ):
-                actual, (code,) = run_and_get_code(torch.compile(f), x)
+            actual, code = self.compile(f, x)
             self.assertEqual(actual, f(x.double()))
             self.assertEqual(FOUR_WARPS in code, expected)
 

@@ -23,6 +23,7 @@ from . import config
 from .dependencies import MemoryDep
 from .mix_order_producer_sum_cost import L2_MIB
 from .mix_order_reduction import accessed_numel
+from .persistent_reduction import has_online_softmax
 from .runtime.hints import ReductionHint
 from .vector_width import accesses, aligned_columns
 from .virtualized import V
@@ -92,13 +93,9 @@ class SharedMaxima:
 
     @classmethod
     def of(cls, kernel: TritonKernel) -> Optional[SharedMaxima]:
-        """None where each column of a block has its own maximum, or there is none."""
+        """Of a kernel with an online softmax; None where each column has its own maximum."""
         features = kernel.features
-        if (
-            not config.triton.online_softmax_share_maxima
-            or not decides_warps(kernel)
-            or not has_online_softmax(features)
-        ):
+        if not config.triton.online_softmax_share_maxima or not decides_warps(kernel):
             return None
         loop = V.choices.loop_config(features)
         whole = accesses(features, features.numel * features.reduction_numel)
@@ -119,13 +116,6 @@ class SharedMaxima:
         columns = self.loop.columns_per_thread
         rows, block = kernel.dense_size_list()
         return f"[{rows}, {block} // {columns} if {block} > {columns} else 1]"
-
-
-def has_online_softmax(features: SIMDKernelFeatures) -> bool:
-    return any(
-        node.node.get_reduction_type() == "online_softmax_reduce"  # type: ignore[union-attr]
-        for node in features.reduction_nodes()
-    )
 
 
 def decides_warps(kernel: TritonKernel) -> bool:

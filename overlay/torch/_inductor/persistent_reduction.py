@@ -58,6 +58,13 @@ class Loops:
     plain: bool = False
 
 
+def has_online_softmax(features: SIMDKernelFeatures) -> bool:
+    return any(
+        node.node.get_reduction_type() == "online_softmax_reduce"  # type: ignore[union-attr]
+        for node in features.reduction_nodes()
+    )
+
+
 def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     """
     None where the size of a row is dynamic, and on other GPUs than NVIDIA's: threads and
@@ -72,10 +79,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         rnumel=int(features.reduction_numel),
         streams=row.count_per_thread - row.count_per_thread_broadcast,
         loops=len(stats.looped.memory.loop),
-        online_softmax=any(
-            node.node.get_reduction_type() == "online_softmax_reduce"  # type: ignore[union-attr]
-            for node in features.reduction_nodes()
-        ),
+        online_softmax=has_online_softmax(features),
         plain=not any(loop.count_per_thread for loop in stats.looped.writes.loop[:-1])
         and not any(
             node._body.has_op(name)

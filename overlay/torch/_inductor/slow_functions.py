@@ -44,7 +44,7 @@ def realize_slow_functions(x: TensorBox, uses: int) -> None:
     is used ``uses`` times, which are enough. What views a part of a tensor is as it was:
     the rest might never be used.
     """
-    from .ir import BaseView, Pointwise, StorageBox
+    from .ir import BaseView, get_device_type, Pointwise, StorageBox
 
     if not config.realize_slow_functions or uses < MIN_USES:
         return
@@ -54,7 +54,7 @@ def realize_slow_functions(x: TensorBox, uses: int) -> None:
     if not (
         isinstance(box, StorageBox)
         and isinstance(box.data, Pointwise)
-        and is_gpu(getattr(box.get_device(), "type", None))
+        and is_gpu(get_device_type(box))
     ):
         return
     sizevars = V.graph.sizevars
