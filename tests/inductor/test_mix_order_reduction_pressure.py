@@ -183,17 +183,6 @@ class ModelTest(TestCase):
             demand = Demand.of(ops, 8192, launch)
             self.assertEqual((demand.tiles, demand.loads), expect, msg=f"{launch}")
 
-    def test_each_load_from_memory_has_an_address(self):
-        # two loads, eight columns at each
-        ops = [*norm_backward(), Op("load", (), Width.COLUMNS, 32, 16)]
-        for launch in (EIGHT_WARPS, RELOAD):
-            self.assertEqual(Demand.of(ops, 8192, launch).addresses, 2 * 32 / 8)
-            # and of what each row reads again
-            loop = dataclasses.replace(launch, hoist=False)
-            self.assertEqual(Demand.of(ops, 8192, loop).addresses, 3 * 32 / 8)
-            staged = dataclasses.replace(launch, num_stages=2)
-            self.assertEqual(Demand.of(ops, 8192, staged).addresses, 0)
-
     def test_what_is_stored(self):
         ops = norm_backward()
         for launch in (EIGHT_WARPS, RELOAD):
@@ -213,10 +202,35 @@ class ModelTest(TestCase):
         self.assertEqual(Demand.of(ops, 8192, once).branches, 32)
 
     def test_unaligned_rows(self):
-        # two elements of 16 bits share a register where they are loaded at once
-        for columns, registers, addresses in ((8192, 32, 8), (8190, 32, 32), (8191, 64, 64)):
+        # two elements of 16 bits share a register where they are loaded at once; four of
+        # 32 bits are stored at once
+        for columns, registers, unaligned in (
+            (8192, 32, 0),
+            (8188, 32, 0),
+            (8190, 32, 1),
+            (8191, 64, 1),
+        ):
             demand = Demand.of(norm_backward(), columns, RELOAD)
-            self.assertEqual((demand.loads, demand.addresses), (registers, addresses))
+            self.assertEqual((demand.loads, demand.unaligned), (registers, unaligned))
+
+    def test_operations_on_tiles(self):
+        # two products; neither what is loaded, stored or reduced, nor what a row computes
+        ops = norm_backward()
+        self.assertEqual(Demand.of(ops, 8192, EIGHT_WARPS).operations, 2 * 32 * 8)
+        self.assertEqual(Demand.of(ops, 6144, EIGHT_WARPS).operations, 2 * 24 * 8)
+        # as many of as many elements, by threads with half of the registers
+        sixteen = dataclasses.replace(EIGHT_WARPS, num_warps=16)
+        self.assertEqual(Demand.of(ops, 8192, sixteen).operations, 2 * 16 * 16)
+        ops += [Op("constant", (), Width.TILE, 32), Op("mul", (3, 3), Width.ROWS, 32)]
+        self.assertEqual(Demand.of(ops, 8192, EIGHT_WARPS).operations, 2 * 32 * 8)
+        ops += [Op("add", (2, 4), Width.TILE, 32)]
+        self.assertEqual(Demand.of(ops, 8192, EIGHT_WARPS).operations, 3 * 32 * 8)
+
+    def test_random_numbers_take_registers(self):
+        ops = [*norm_backward(), Op("rand", (), Width.TILE, 32)]
+        for launch in (EIGHT_WARPS, dataclasses.replace(RELOAD, num_stages=2)):
+            # unlike around branches, nothing is held
+            self.assertEqual(Demand.of(ops, 8192, launch).branches, 32)
 
     def test_hoisted(self):
         ops = [*norm_backward(), Op("load", (), Width.COLUMNS, 32, 16)]
@@ -242,13 +256,13 @@ class ModelTest(TestCase):
     def test_what_takes_registers_besides(self):
         ops = norm_backward()
         demand = Demand.of(ops, 8192, EIGHT_WARPS)
-        found = (demand.computed, demand.branches, demand.reductions)
-        self.assertEqual(found, (32, 0, 1))
+        found = (demand.computed, demand.branches, demand.pointers)
+        self.assertEqual(found, (32, 0, 3))
         ops += [Op("tanh", (2,), Width.TILE, 32), Op("tanh", (3,), Width.ROWS, 32)]
-        ops += [Op("row_reduction", (len(ops) - 2,), Width.ROWS, 32)]
+        ops += [Op("load", (), Width.SCALAR, 32, 32), Op("load", (), Width.ROWS, 32, 32)]
         demand = Demand.of(ops, 6144, EIGHT_WARPS)
-        found = (demand.computed, demand.branches, demand.reductions)
-        self.assertEqual(found, (24, 24, 2))
+        found = (demand.computed, demand.branches, demand.pointers)
+        self.assertEqual(found, (24, 24, 4))
 
     def test_each_partial_lives_throughout(self):
         one, four = (

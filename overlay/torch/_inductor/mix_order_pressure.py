@@ -9,9 +9,9 @@ for the reduction is added up before it. Where rows are loaded again no tile is 
 ptxas issues all loads from memory of a pass before it computes, whatever it has to spill
 for them; those from shared memory, into which stages of the loop copy, it does not,
 unless a function has branches, behind which it moves no load.
-To that come addresses, a tile that is being computed, what is to be stored, and what
-branches, each row reduction and each tensor take. Where the need is more than a thread
-may have, ptxas spills.
+To that come a tile that is being computed, what is to be stored, and what branches, each
+tensor, each operation and rows that begin anywhere take. Where the need is more than a
+thread may have, ptxas spills.
 """
 
 from __future__ import annotations
@@ -70,26 +70,29 @@ class Demand:
         vectors that each row loads
     loads: in flight from memory, for what waits for no row reduction; where rows are
         loaded again, of a pass
-    addresses: a number, of what a row loads from memory
     computed: a tile
     stored: tiles, as they are stored, which may write what is loaded, so that all loads
         come before
     branches: tiles of functions that have some, around which what is live is held, and
-        of what is loaded from shared memory before them
-    reductions: a number, of a row
+        of what is loaded from shared memory before them; and of random numbers, whose
+        generator has registers of its own
     pointers: a number, of loads and stores
+    unaligned: 1 where a row's elements cannot be stored as float32 in 16 bytes: they have
+        addresses and masks of their own
+    operations: a number, on tiles, of each element of a lane, in all warps; the more
+        there are for the registers of a multiprocessor, the more does ptxas have under way
     """
 
     accumulators: float
     hoisted: float
     tiles: float
     loads: float
-    addresses: float
     computed: float
     stored: float
     branches: float
-    reductions: float
     pointers: float
+    unaligned: float
+    operations: float
 
     @classmethod
     def of(cls, ops: Sequence[Op], columns: int, launch: LaunchConfig) -> Demand:
@@ -98,9 +101,8 @@ class Demand:
         vector, tile = layout.elements[Width.COLUMNS], layout.elements[Width.TILE]
         accumulators = sum(op.bits for op in ops if op.name == "partial") / 32
         hoisted = sum(op.bits for op in _accesses(ops, "load", Width.COLUMNS)) / 32
-        # what each row loads
+        # of what each row loads
         widths = (Width.TILE,) if launch.hoist else (Width.TILE, Width.COLUMNS)
-        loads = [op for width in widths for op in _accesses(ops, "load", width)]
         if launch.reload:
             tiles = 0.0
             passes = _row_passes(ops, widths)
@@ -108,16 +110,16 @@ class Demand:
             tiles = _live_at_reduction(ops, layout, widths)
             passes = [_not_waiting(ops, widths)]
 
-        def in_flight(each: Sequence[Op]) -> list[Op]:
-            return [op for op in each if not layout.staged(op, launch.num_stages)]
-
         def most(passes: Iterable[Sequence[Op]]) -> float:
             return max(map(layout.registers, passes), default=0)
 
-        loaded = most(map(in_flight, passes))
-        slow = sum(
-            op.name in SLOW_FUNCTIONS and op.width == Width.TILE for op in ops
+        loaded = most(
+            [op for op in each if not layout.staged(op, launch.num_stages)]
+            for each in passes
         )
+        on_tiles = [op.name for op in ops if op.width == Width.TILE]
+        slow = sum(name in SLOW_FUNCTIONS for name in on_tiles)
+        random = sum(name in _RANDOM for name in on_tiles)
         # what is loaded once, and needed after a reduction, is live there anyway
         staged = most(passes) - loaded if slow and launch.reload else 0.0
         return cls(
@@ -127,16 +129,16 @@ class Demand:
             hoisted=launch.hoist * hoisted * vector,
             tiles=tiles,
             loads=loaded,
-            addresses=sum(
-                layout.elements[op.width] / layout.access(op) for op in in_flight(loads)
-            ),
             computed=tile,
             stored=layout.registers(_accesses(ops, "store", Width.TILE)),
-            branches=slow * tile + staged,
-            reductions=sum(op.name == "row_reduction" for op in ops),
+            branches=(slow + random) * tile + staged,
             pointers=sum(
                 op.name in ("load", "store") and op.width != Width.SCALAR for op in ops
             ),
+            unaligned=float(layout.run < _PARTIALS_AT_ONCE),
+            operations=tile
+            * launch.num_warps
+            * sum(name not in _NOT_COMPUTED for name in on_tiles),
         )
 
 
@@ -338,6 +340,10 @@ def _live_at_reduction(
 
 
 _RECOMPUTED = ("constant", "index_expr")
+_NOT_COMPUTED = ("load", "store", *_RECOMPUTED)
+_RANDOM = ("rand", "randn")
+# of float32, in 16 bytes
+_PARTIALS_AT_ONCE = VECTOR_BYTES // 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,24 +367,24 @@ class Coefficients:
         )
 
 
-# Fitted on 1258 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
+# Fitted on 5681 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
 # sm_90 and sm_100 by the ptxas of Triton 3.6.0, and judged on others.
 COEFFICIENTS = Coefficients(
-    base=-24.982,
+    base=-30.13,
     each=Demand(
-        accumulators=1.120,
-        hoisted=0.445,
-        tiles=0.485,
-        loads=0.245,
-        addresses=0.397,
-        computed=1.700,
-        stored=0.528,
-        branches=2.205,
-        reductions=8.591,
-        pointers=2.472,
+        accumulators=1.17,
+        hoisted=0.5766,
+        tiles=0.6345,
+        loads=0.4215,
+        computed=1.259,
+        stored=0.6117,
+        branches=1.305,
+        pointers=1.996,
+        unaligned=38.1,
+        operations=0.007618,
     ),
-    over_64_bytes=-3.295,
-    over_256_bytes=35.723,
+    over_64_bytes=-3.655,
+    over_256_bytes=40.8,
 )
 
 
