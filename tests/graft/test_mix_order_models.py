@@ -34,6 +34,25 @@ def test_judge_counts_what_was_missed() -> None:
     assert "kernels    4 spill    2 predicted    2  found 0.500  right 0.500" in line
 
 
+def test_validate_judges_each_kernel_once_by_a_fit_on_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folds = range(pressure.FOLDS)
+    # the last fold alone has a kernel that spills though its need says it does not
+    found = [dataclasses.replace(sample(over, 400), fold=i) for i in folds for over in (50, 60)]
+    found.append(dataclasses.replace(sample(-50, 400), fold=folds[-1]))
+    fitted = []
+
+    def fit(learnt: list[pressure.Sample]) -> list[float]:
+        fitted.append({each.fold for each in learnt})
+        return [0.0, 1.0, 0.0, 0.0, 0.0]
+
+    monkeypatch.setattr(pressure, "fit", fit)
+    line, *_ = pressure.validate(found)
+    assert fitted == [{*folds} - {fold} for fold in folds]
+    assert "kernels   17 spill   17 predicted   16  found 0.941  right 1.000" in line
+
+
 def test_fewest_registers_are_found_within_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

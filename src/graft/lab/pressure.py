@@ -257,7 +257,7 @@ _MISS_WEIGHT = 4.0
 _MISSED = 0.01
 # Registers by which the line at SPILL_BYTES is lower than that: the need of a kernel that was not
 # fitted on is further off. With each eighth of the programs judged by a fit on the others, 99 % of
-# those that spill are above so.
+# those that spill are above.
 _MARGIN = 3.5
 # Up to this many bytes of local memory a thread are no spill: 16 words. A kernel that needs a
 # register more than there are has a handful, and so have some with registers to spare.
@@ -435,7 +435,7 @@ def _lines(name: str, tallies: dict[tuple[str, int], Tally]) -> list[str]:
 
 
 def judge(found: list[Sample], coefficients: list[float]) -> list[str]:
-    """A line for each half, GPU and size of a spill: kernels, spills, recall, precision."""
+    """A line for fitted on and held out, each GPU and size of a spill: spills, found, right."""
     lines = []
     for name, held_out in (("fitted on", False), ("held out", True)):
         part = [sample for sample in found if sample.held_out == held_out]
