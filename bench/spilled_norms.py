@@ -1,11 +1,13 @@
 r"""Backwards of norms with much fused into them: fused, not fused, and as the stack decides.
 
     build/bin/python bench/spilled_norms.py OUT --seed 2001 --count 90
+    build/bin/python bench/spilled_norms.py OUT --again bench/results/spilled_pairs.jsonl.gz
 
 The programs are the first `count` that `graft.lab.pressure_programs` draws with a seed, of fewer
-rows. OUT gets a line for each program and contender: microseconds (CUDA graph, L2 flushed, the
-median of three turns' medians of 9), spilled bytes, registers and warps of its mix-order kernels,
-and how far the norms of its outputs are from those of the first contender.
+rows, or those of an earlier OUT. OUT gets a line for each program and contender: microseconds
+(CUDA graph, L2 flushed, the median of three turns' medians of 9), spilled bytes, registers and
+warps of its mix-order kernels, and how far the norms of its outputs are from those of the first
+contender.
 
 Workers compile side by side; whoever works on the GPU holds its lock.
 """
@@ -13,6 +15,7 @@ Workers compile side by side; whoever works on the GPU holds its lock.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import subprocess
@@ -32,18 +35,36 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "off": {_KNOB: False},
     "default": {},
     "fused": _FUSED,
-    "few": {**_FUSED, f"{_KNOB}_all_registers": False},  # ptxas takes as few as it likes
+    # ptxas takes as few as it likes
+    "few": {**_FUSED, f"{_KNOB}_all_registers": False, f"{_KNOB}_share_registers": False},
 }
 
 
-def programs(seed: int, count: int) -> list[Any]:
+Numbered = tuple[int, int, Any]  # the seed, which of those drawn with it, the program
+
+
+def drawn(seed: int, count: int) -> list[Numbered]:
     """Drawn with up to 4 outputs more than otherwise, of as few rows as fill a GPU."""
     from graft.lab import pressure_programs
 
-    return [
-        replace(each, rows=4096 if each.columns > 6000 else 8192 if each.columns > 2048 else 16384)
-        for each in islice(pressure_programs.programs(seed, outputs=4), count)
-    ]
+    def fewer_rows(each: Any) -> Any:
+        rows = 4096 if each.columns > 6000 else 8192 if each.columns > 2048 else 16384
+        return replace(each, rows=rows)
+
+    found = islice(pressure_programs.programs(seed, outputs=4), count)
+    return [(seed, number, fewer_rows(each)) for number, each in enumerate(found)]
+
+
+def measured(path: Path) -> list[Numbered]:
+    """Those of an earlier OUT, each once."""
+    from graft.lab.pressure_programs import Program
+
+    found: dict[tuple[int, int], Any] = {}
+    with gzip.open(path, "rt") as file:
+        for line in map(json.loads, file):
+            fields = {**line["program"], "sums": tuple(line["program"]["sums"])}
+            found[line["seed"], line["number"]] = Program(**fields)
+    return [(*which, each) for which, each in found.items()]
 
 
 def inputs(program: Any) -> list[Any]:
@@ -112,8 +133,8 @@ def measure(program: Any, clock: Any, lock: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def work(out: Path, seed: int, count: int, worker: int, workers: int) -> None:
-    """Every `workers`-th program, appended to `out`."""
+def work(out: Path, programs: list[Numbered]) -> None:
+    """A line for each program and contender, appended to `out`."""
     import torch
     import torch._inductor.config as inductor_config
 
@@ -123,9 +144,7 @@ def work(out: Path, seed: int, count: int, worker: int, workers: int) -> None:
     inductor_config.force_disable_caches = True
     clock = Clock(torch.device("cuda"))
     lock = GpuLock(out.with_suffix(".lock"))
-    for number, program in enumerate(programs(seed, count)):
-        if number % workers != worker:
-            continue
+    for seed, number, program in programs:
         with torch.cuda.stream(clock.stream):
             rows = measure(program, clock, lock)
         with out.open("a") as file:
@@ -141,11 +160,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=2001)
     parser.add_argument("--count", type=int, default=90)
+    parser.add_argument("--again", type=Path, metavar="FILE", help="those of an earlier OUT")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker is not None:
-        work(asked.out, asked.seed, asked.count, asked.worker, asked.workers)
+        programs = measured(asked.again) if asked.again else drawn(asked.seed, asked.count)
+        work(asked.out, programs[asked.worker :: asked.workers])
         return
     if asked.out.exists():
         sys.exit(f"{asked.out} exists\nnext: name another file, or remove it")

@@ -110,12 +110,12 @@ class KernelTest(MixOrderTestCase):
         def f(x):
             return x.sum(0), x.sum(-1)
 
-        self.assertEqual(self.sharing(f, randn(20000, 1001, dtype=torch.bfloat16)), 16)
+        self.assertEqual(self.sharing(f, randn(20000, 1001, dtype=torch.bfloat16)), 8)
 
-    def test_more_than_there_are(self):
-        # a tile and its accumulators do not fit in the share: ptxas decides
+    def test_no_more_than_their_registers(self):
+        # accumulators and tiles do not fit in a half of the registers
         xs = [randn(20000, 2801, dtype=torch.bfloat16) for _ in range(5)]
-        self.assertEqual(self.sharing(centered_and_sums, *xs), 0)
+        self.assertEqual(self.sharing(centered_and_sums, *xs), 1)
 
     @parametrize("columns", (1001, 1024, 4096, 6401))
     def test_knob(self, columns):

@@ -144,6 +144,21 @@ class PolicyTest(TestCase):
         # 32 columns a thread at most, whatever the padding
         self.assertLessEqual(split.xblock * columns, 32 * 32 * split.num_warps)
 
+    # what is live throughout, and the tiles: nothing is gained by programs that wait for
+    # the registers of others, or that spill
+    @parametrize("columns", (333, 701, 1537, 3333, 4601))
+    @parametrize("stores_rows", (False, True))
+    @parametrize("accumulators", (1, 3, 5))
+    def test_programs_that_registers_hold(self, accumulators, stores_rows, columns):
+        streams = accumulators
+        cost = self.cost(columns, streams, accumulators, stores_rows)
+        split = row_split(cost, H200, 100_000)
+        tiles = split.xblock * (streams + 1 if stores_rows else streams)
+        values = (accumulators + 1 + tiles) * columns
+        fitting = H200.regs_per_multiprocessor // values
+        self.assertLessEqual(split.programs_per_sm, max(1, fitting))
+        self.assertGreaterEqual(split.programs_per_sm, max(1, fitting // 8))
+
     @parametrize("rows", (1, 5, 1000))
     def test_no_more_programs_than_tiles(self, rows):
         split = row_split(self.cost(2049), H200, rows)

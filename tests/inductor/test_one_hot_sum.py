@@ -49,16 +49,19 @@ def scattered(index, miss, hit, dtype):
 
 class OneHotSumTestCase(TestCase):
     def assertNear(self, actual, expect, exact):
-        """``actual`` is as near ``exact`` as ``expect`` is, which is eager's."""
+        """
+        ``actual`` is as near ``exact`` as ``expect`` is, which is eager's, but for the last
+        bits of a sum over as many columns as there are here.
+        """
         for attribute in ("dtype", "shape"):
             self.assertEqual(getattr(actual, attribute), getattr(expect, attribute))
         self.assertEqual(actual.stride(), expect.stride())
         self.assertFalse(actual.isnan().any())
         error = (actual.double() - exact).norm()
-        ulp = torch.finfo(actual.dtype).eps * exact.norm()
-        self.assertLessEqual(
-            error, torch.maximum(2 * (expect.double() - exact).norm(), ulp)
-        )
+        rounded = torch.finfo(actual.dtype).eps * exact.norm()
+        summed = 4 * torch.finfo(torch.float32).eps * exact.norm()
+        eager = 2 * (expect.double() - exact).norm()
+        self.assertLessEqual(error, max(eager, rounded, summed))
 
 
 @unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")

@@ -85,21 +85,22 @@ COLUMNS_PER_WARP = 32 * 8
 COPY_BYTES = 4  # an asynchronous copy, at least
 UNSTAGED_COLUMNS_PER_THREAD = 24
 UNSTAGED_WARPS_PER_SM = 16
-# where no tensor is stored, and few registers are live
+# where no tensor is stored
 UNSTAGED_SUM_COLUMNS_PER_THREAD = 32
 UNSTAGED_SUM_WARPS_PER_SM = 32
 # Columns up to which tiles of such rows are dealt out if they are not fetched ahead: of 9
 # kernels on an H200, one was as fast so and 8 were 2 to 15 % faster. Of 9 with more columns,
 # 4 were 3 to 5 % faster, and the others 2 to 14 % slower.
 UNSTAGED_DEALT_COLUMNS = 2048
-# Registers that a thread can need, of those that its program and the others of an SM leave
-# it: with some more they take 1.2 to 1.6 times as long for the spills.
-MOST_NEEDED = 9 / 8
 # Of rows that are fetched ahead. From so many warps on, a program of two rows waits longer
 # for itself than two programs of one: those are 9 % faster on an H200, the mean of 26
 # kernels, where their registers fit, and up to 87 % slower where they do not. Where nothing
 # but sums is kept, programs of two rows are 7 % faster than those of one, the mean of 10.
 UNSTAGED_HALVED_WARPS = 8
+# What a program of one row and as many warps can need of its share of the registers: three
+# kernels that do are 3 to 8 % faster than by programs of two rows. With more, or of fewer
+# warps, most are slower, up to 37 %, for what is spilled.
+MOST_NEEDED = 17 / 16
 MIN_STAGES, MAX_STAGES = 3, 4
 # Of GPUs that fetch a range of memory into the L2 cache by one instruction. One for each
 # line of the cache is slower than none.
@@ -110,6 +111,15 @@ MAX_PREFETCH_BYTES = 96 * 1024
 OTHER_REGISTERS = 28
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
 MAX_WARPS = 32
+# What a program takes for a tile more, where it has a few, and what the final reduction
+# takes for a program more: us, fitted to the times of 111 kernels of 65 to 16384 columns
+# on an H200, each with all, a half and a quarter of its programs.
+TILE_US = 0.27
+TILE_US_PER_BYTE = 0.97e-5
+PROGRAM_US = 0.78e-3
+PARTIAL_US_PER_BYTE = 0.4e-6
+LEAST_GAIN_US = 0.2  # of fewer programs: what was predicted to gain less may lose
+LEAST_PROGRAMS_PER_SM = 3 / 4
 DEFAULT_REGISTERS_PER_SM = 65536
 # Shared memory that one block can have, KiB, by compute capability (CUDA C++
 # Programming Guide, technical specifications), less what reductions over warps need.
@@ -493,7 +503,7 @@ def row_split(
         share == MAX_REGISTERS_PER_THREAD
         or not (accumulate_tiles(num_warps) or cost.wide_values)
     )
-    num_programs = count_programs(device, programs_per_sm, rows, xblock)
+    num_programs = count_programs(cost, device, programs_per_sm, rows, xblock)
     return RowSplit(
         num_programs=num_programs,
         programs_per_sm=programs_per_sm,
@@ -555,14 +565,22 @@ def unstaged_row_split(
         xblock, live_tiles = max(2, 512 // cost.rnumel), cost.streams + 1
         most_columns, warps_per_sm = UNSTAGED_COLUMNS_PER_THREAD, UNSTAGED_WARPS_PER_SM
     else:
-        xblock, live_tiles = max(1, 1024 // cost.rnumel), 1
+        xblock, live_tiles = max(1, 1024 // cost.rnumel), cost.streams
         most_columns = UNSTAGED_SUM_COLUMNS_PER_THREAD
         warps_per_sm = UNSTAGED_SUM_WARPS_PER_SM
     xblock = min(xblock, most_rows or xblock)
 
-    def needed(xblock: int, num_warps: int) -> int:
+    def fits(xblock: int, num_warps: int, programs: int = 1) -> bool:
         tiles = cost.accumulators + cost.invariants + live_tiles * xblock
-        return registers(tiles * cost.columns, num_warps)
+        share = all_registers(registers_per_sm, num_warps, programs)
+        several = programs > 1 and xblock == 1 and num_warps >= UNSTAGED_HALVED_WARPS
+        most = share * MOST_NEEDED if several else share
+        return registers(tiles * cost.columns, num_warps) <= most
+
+    def programs(xblock: int, num_warps: int) -> int:
+        most = max(1, warps_per_sm // num_warps)
+        fitting = (n for n in PROGRAMS_PER_SM if n <= most and fits(xblock, num_warps, n))
+        return max(fitting, default=1)
 
     num_warps = None
     while xblock and num_warps is None:
@@ -571,8 +589,7 @@ def unstaged_row_split(
                 num_warps
                 for num_warps in (1, 2, 4, 8, 16, 32)
                 if xblock * cost.columns <= most_columns * num_warps * 32
-                and needed(xblock, num_warps)
-                <= all_registers(registers_per_sm, num_warps)
+                and fits(xblock, num_warps)
             ),
             None,
         )
@@ -581,16 +598,11 @@ def unstaged_row_split(
     if num_warps is None:
         return None
 
-    prefetch = can_prefetch(cost, device, xblock, max(1, warps_per_sm // num_warps))
+    prefetch = can_prefetch(cost, device, xblock, programs(xblock, num_warps))
     share_registers = config.triton.mix_order_reduction_share_registers
-
-    def fits(xblock: int, num_warps: int, programs: int) -> bool:
-        share = all_registers(registers_per_sm, num_warps, programs)
-        return needed(xblock, num_warps) <= share * MOST_NEEDED
-
     if prefetch and share_registers and programs_per_sm is None and most_rows is None:
         if not cost.stores_rows:
-            if xblock == 1 and num_warps < warps_per_sm:
+            if xblock == 1 and num_warps < warps_per_sm and fits(2, num_warps * 2):
                 xblock, num_warps = 2, num_warps * 2
         elif (
             xblock == 2
@@ -599,14 +611,14 @@ def unstaged_row_split(
         ):
             xblock, num_warps = 1, num_warps // 2
     if programs_per_sm is None:
-        programs_per_sm = min(max(1, warps_per_sm // num_warps), PROGRAMS_PER_SM[-1])
+        programs_per_sm = programs(xblock, num_warps)
     shared = (
         share_registers
         and not cost.wide_values
-        and (not cost.stores_rows or fits(xblock, num_warps, programs_per_sm))
+        and fits(xblock, num_warps, programs_per_sm)
     )
     return RowSplit(
-        num_programs=count_programs(device, programs_per_sm, rows, xblock),
+        num_programs=count_programs(cost, device, programs_per_sm, rows, xblock),
         programs_per_sm=programs_per_sm,
         xblock=xblock,
         num_warps=num_warps,
@@ -635,11 +647,37 @@ def can_prefetch(
 
 
 def count_programs(
-    device: DeviceProperties, programs_per_sm: int, rows: Optional[int], xblock: int
+    cost: RowCost,
+    device: DeviceProperties,
+    programs_per_sm: int,
+    rows: Optional[int],
+    xblock: int,
 ) -> int:
-    """Of a kernel: no more than there are tiles of ``xblock`` rows, where that is known."""
+    """
+    Of a kernel: no more than there are tiles of ``xblock`` rows, where that is known, and a
+    half or a quarter of those where each has so few tiles that twice or four times as many
+    take it less time than the partial accumulators of the others.
+    """
     most = device.multi_processor_count * programs_per_sm
-    return most if rows is None else max(1, min(most, ceildiv(rows, xblock)))
+    if rows is None:
+        return most
+    tiles = ceildiv(rows, xblock)
+    most = max(1, min(most, tiles))
+    if not config.triton.mix_order_reduction_fewer_programs:
+        return most
+    tensors = 1.5 if cost.stores_rows else 1
+    tile_bytes = tensors * xblock * cost.columns * cost.stream_bytes
+    tile_us = TILE_US + TILE_US_PER_BYTE * tile_bytes
+    partial_bytes = 4 * cost.accumulators * cost.columns
+    program_us = PROGRAM_US + PARTIAL_US_PER_BYTE * partial_bytes
+
+    def us(programs: int) -> float:
+        return ceildiv(tiles, programs) * tile_us + programs * program_us
+
+    least = LEAST_PROGRAMS_PER_SM * device.multi_processor_count
+    fewer = (n for n in (ceildiv(most, 2), ceildiv(most, 4)) if n >= least)
+    best = min(fewer, key=us, default=most)
+    return best if us(most) - us(best) > LEAST_GAIN_US else most
 
 
 def idle_share(rows: Optional[int], xblock: int, num_programs: int) -> float:
