@@ -3,11 +3,15 @@
 import ast
 import dataclasses
 import re
+import unittest
+
+import sympy
 
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
-from torch._inductor.mix_order_row_split import row_split, RowCost
+from torch._inductor.choices import InductorChoices
+from torch._inductor.mix_order_row_split import RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch.testing._internal.common_utils import (
@@ -37,13 +41,6 @@ except ImportError:
     )
 
 
-H200 = DeviceProperties(
-    type="cuda",
-    index=0,
-    multi_processor_count=132,
-    cc=90,
-    regs_per_multiprocessor=65536,
-)
 FEWER_PROGRAMS = "triton.mix_order_reduction_fewer_programs"
 
 
@@ -51,70 +48,110 @@ def both(x):
     return x.sum(0), x.sum(-1)
 
 
+def gpu(sms, cc=90):
+    return DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=sms,
+        cc=cc,
+        regs_per_multiprocessor=65536,
+    )
+
+
+H200 = gpu(132)
+
+
 @instantiate_parametrized_tests
 class PolicyTest(TestCase):
-    def cost(self, columns, size=2, accumulators=1):
-        """Of sums over both dimensions."""
+    def cost(self, columns, size=2, accumulators=1, stores_rows=False):
+        """Of sums over both dimensions, or, with rows that are stored, of a norm."""
+        streams = 2 if stores_rows else 1
         return RowCost(
             columns=columns,
             rnumel=1 << (columns - 1).bit_length(),
-            stream_bytes=size,
-            streams=1,
-            stores_rows=False,
+            stream_bytes=size * streams,
+            streams=streams,
+            stores_rows=stores_rows,
             accumulators=accumulators,
-            invariants=0,
+            invariants=1 if stores_rows else 0,
             staged=columns * size % 4 == 0,
         )
 
-    def programs(self, cost, rows):
-        """With all programs, and by default."""
+    def programs(self, cost, rows, device=H200):
+        """With all programs, and by default, which changes nothing else."""
         with inductor_config.patch({FEWER_PROGRAMS: False}):
-            most = row_split(cost, H200, rows)
-        split = row_split(cost, H200, rows)
+            most = InductorChoices.mix_order_row_split(cost, rows, device)
+        split = InductorChoices.mix_order_row_split(cost, rows, device)
         self.assertEqual(
             split, dataclasses.replace(most, num_programs=split.num_programs)
         )
         return most.num_programs, split.num_programs
 
-    # as they were measured: some with all, a half and a quarter of their programs
+    # the best of what was measured of each: all programs, a half or a quarter of them
     @parametrize(
         "rows,columns,share",
-        ((4097, 513, 4), (2048, 2048, 2), (4097, 2048, 2), (8192, 512, 2)),
+        (
+            (4097, 513, 4),
+            (2048, 2048, 2),
+            (4097, 2048, 2),
+            (8192, 512, 2),
+            (1000, 512, 1),
+            (4097, 65, 1),
+            (4097, 128, 1),
+            (500, 4096, 1),
+        ),
     )
-    def test_fewer(self, rows, columns, share):
+    def test_sums(self, rows, columns, share):
         most, programs = self.programs(self.cost(columns), rows)
         self.assertEqual(programs, -(-most // share))
 
     @parametrize(
-        "rows,columns",
-        ((1000, 512), (4097, 65), (4097, 128), (500, 4096), (65536, 513), (1 << 20, 2048)),
+        "rows,columns,size,share",
+        ((500, 2048, 2, 2), (1000, 513, 4, 1), (8192, 1024, 2, 1), (2048, 4096, 2, 1)),
     )
-    def test_all(self, rows, columns):
-        most, programs = self.programs(self.cost(columns), rows)
-        self.assertEqual(programs, most)
+    def test_rows_that_are_stored(self, rows, columns, size, share):
+        cost = self.cost(columns, size, stores_rows=True)
+        most, programs = self.programs(cost, rows)
+        self.assertEqual(programs, -(-most // share))
 
-    @parametrize("columns", (65, 512, 513, 2049, 8192, 16384))
-    @parametrize("accumulators", (1, 4))
-    def test_most_sms_have_a_program(self, accumulators, columns):
-        cost = self.cost(columns, accumulators=accumulators)
-        for rows in (1, 99, 132, 200, 264, 1000, 4097, 30001):
-            most, programs = self.programs(cost, rows)
-            self.assertGreaterEqual(programs, min(most, 99))
-            self.assertGreaterEqual(4 * programs, most)
-
-    def test_more_accumulators_are_made_by_no_more_programs(self):
+    def test_more_partials_are_left_by_fewer_programs(self):
         programs = [
-            self.programs(self.cost(2048, accumulators=count), 4097)[1]
-            for count in (1, 2)
+            self.programs(self.cost(2048, accumulators=count), 4097)
+            for count in (1, 2, 3)
         ]
-        self.assertGreaterEqual(programs[0], programs[1])
+        self.assertEqual([most for most, _ in programs], [1056, 1056, 528])
+        self.assertEqual([fewer for _, fewer in programs], [528, 528, 264])
+
+    @parametrize("sms", (40, 84, 108, 132, 148))
+    @parametrize("columns", (65, 513, 2048, 16384))
+    def test_most_sms_have_a_program(self, columns, sms):
+        fewer = 0
+        for rows in (1, sms - 1, sms, 2 * sms, 1000, 2048, 4097, 30001):
+            most, programs = self.programs(self.cost(columns), rows, gpu(sms))
+            self.assertGreaterEqual(programs, min(most, sms * 3 // 4))
+            self.assertGreaterEqual(4 * programs, most)
+            fewer += programs < most
+        if sms >= 108 and columns in (513, 2048):
+            self.assertGreater(fewer, 0)
+
+    @parametrize("programs_per_sm", (1, 4, 8, 16))
+    def test_as_many_as_autotuning_asks_for(self, programs_per_sm):
+        cost = self.cost(513)
+        split = InductorChoices.mix_order_row_split(cost, 4097, H200, programs_per_sm)
+        tiles = -(-4097 // split.xblock)
+        self.assertEqual(split.num_programs, min(132 * programs_per_sm, tiles))
 
     def test_dynamic_rows(self):
-        most, programs = self.programs(self.cost(513), None)
+        most, programs = self.programs(self.cost(513), sympy.Symbol("s0"))
         self.assertEqual(programs, most)
+
+
+def sms():
+    return torch.cuda.get_device_properties(0).multi_processor_count
 
 
 @nvidia_only
+@unittest.skipIf(HAS_GPU and sms() < 108, "as many programs as few SMs run")
 @instantiate_parametrized_tests
 class KernelTest(MixOrderTestCase):
     fuse = FUSE_ALL

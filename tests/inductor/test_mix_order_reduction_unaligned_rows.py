@@ -144,8 +144,6 @@ class PolicyTest(TestCase):
         # 32 columns a thread at most, whatever the padding
         self.assertLessEqual(split.xblock * columns, 32 * 32 * split.num_warps)
 
-    # what is live throughout, and the tiles: nothing is gained by programs that wait for
-    # the registers of others, or that spill
     @parametrize("columns", (333, 701, 1537, 3333, 4601))
     @parametrize("stores_rows", (False, True))
     @parametrize("accumulators", (1, 3, 5))
@@ -154,10 +152,21 @@ class PolicyTest(TestCase):
         cost = self.cost(columns, streams, accumulators, stores_rows)
         split = row_split(cost, H200, 100_000)
         tiles = split.xblock * (streams + 1 if stores_rows else streams)
+        # values of one program; each thread has some registers for other things
         values = (accumulators + 1 + tiles) * columns
-        fitting = H200.regs_per_multiprocessor // values
-        self.assertLessEqual(split.programs_per_sm, max(1, fitting))
-        self.assertGreaterEqual(split.programs_per_sm, max(1, fitting // 8))
+        threads = 32 * split.num_warps
+        programs = H200.regs_per_multiprocessor // (values + 28 * threads)
+        self.assertLessEqual(split.programs_per_sm, max(1, programs))
+        most = (16 if stores_rows else 32) // split.num_warps
+        self.assertGreaterEqual(split.programs_per_sm, min(programs, most) // 2)
+
+    # more than the tiles of all loads fit in, as they are reduced one after another
+    @parametrize("columns,accumulators", ((7305, 5), (6401, 7)))
+    def test_sums_that_fit_a_tile_at_a_time(self, columns, accumulators):
+        cost = self.cost(columns, 4, accumulators, stores_rows=False)
+        split = row_split(cost, H200, 100_000)
+        self.assertEqual((split.num_stages, split.programs_per_sm), (1, 1))
+        self.assertFalse(split.reload)
 
     @parametrize("rows", (1, 5, 1000))
     def test_no_more_programs_than_tiles(self, rows):

@@ -97,9 +97,9 @@ UNSTAGED_DEALT_COLUMNS = 2048
 # kernels, where their registers fit, and up to 87 % slower where they do not. Where nothing
 # but sums is kept, programs of two rows are 7 % faster than those of one, the mean of 10.
 UNSTAGED_HALVED_WARPS = 8
-# What a program of one row and as many warps can need of its share of the registers: three
-# kernels that do are 3 to 8 % faster than by programs of two rows. With more, or of fewer
-# warps, most are slower, up to 37 %, for what is spilled.
+# What a program of one row, and of as many warps, may need of its share of the registers:
+# three such kernels are 3 to 8 % faster than programs of two rows. Those that need more,
+# or have fewer warps, are mostly slower, up to 37 %.
 MOST_NEEDED = 17 / 16
 MIN_STAGES, MAX_STAGES = 3, 4
 # Of GPUs that fetch a range of memory into the L2 cache by one instruction. One for each
@@ -111,15 +111,16 @@ MAX_PREFETCH_BYTES = 96 * 1024
 OTHER_REGISTERS = 28
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
 MAX_WARPS = 32
-# What a program takes for a tile more, where it has a few, and what the final reduction
-# takes for a program more: us, fitted to the times of 111 kernels of 65 to 16384 columns
-# on an H200, each with all, a half and a quarter of its programs.
+# us for each tile that a program has after another, and for each program whose partial
+# accumulators the final reduction reads: fitted to the times of 111 kernels of 65 to 16384
+# columns on an H200, each with all, a half and a quarter of its programs.
 TILE_US = 0.27
 TILE_US_PER_BYTE = 0.97e-5
+STORED_SHARE = 0.5  # what is stored of a tile, of what is loaded
 PROGRAM_US = 0.78e-3
 PARTIAL_US_PER_BYTE = 0.4e-6
 LEAST_GAIN_US = 0.2  # of fewer programs: what was predicted to gain less may lose
-LEAST_PROGRAMS_PER_SM = 3 / 4
+LEAST_PROGRAMS_PER_SM = 3 / 4  # with fewer, too many SMs have nothing to do
 DEFAULT_REGISTERS_PER_SM = 65536
 # Shared memory that one block can have, KiB, by compute capability (CUDA C++
 # Programming Guide, technical specifications), less what reductions over warps need.
@@ -164,7 +165,7 @@ class RowCost:
 class RowSplit:
     """
     num_programs: programs of the kernel, and rows of its workspace
-    programs_per_sm: what num_programs was made from
+    programs_per_sm: what num_programs was made from, which may be fewer
     xblock: rows of a tile
     num_warps: of a program
     num_stages: of the loop over tiles
@@ -503,7 +504,7 @@ def row_split(
         share == MAX_REGISTERS_PER_THREAD
         or not (accumulate_tiles(num_warps) or cost.wide_values)
     )
-    num_programs = count_programs(cost, device, programs_per_sm, rows, xblock)
+    num_programs = count_programs(device, programs_per_sm, rows, xblock)
     return RowSplit(
         num_programs=num_programs,
         programs_per_sm=programs_per_sm,
@@ -562,19 +563,23 @@ def unstaged_row_split(
     Of rows that are not ``staged``; None where the tiles of one do not fit in registers.
     """
     if cost.stores_rows:
-        xblock, live_tiles = max(2, 512 // cost.rnumel), cost.streams + 1
+        xblock, live_tiles = max(2, 512 // cost.rnumel), [cost.streams + 1]
         most_columns, warps_per_sm = UNSTAGED_COLUMNS_PER_THREAD, UNSTAGED_WARPS_PER_SM
     else:
-        xblock, live_tiles = max(1, 1024 // cost.rnumel), cost.streams
+        # all loads are in flight; where they do not fit, one is reduced after another
+        xblock, live_tiles = max(1, 1024 // cost.rnumel), [cost.streams, 1]
         most_columns = UNSTAGED_SUM_COLUMNS_PER_THREAD
         warps_per_sm = UNSTAGED_SUM_WARPS_PER_SM
     xblock = min(xblock, most_rows or xblock)
+    xblocks = [xblock >> i for i in range(xblock.bit_length())]
 
-    def fits(xblock: int, num_warps: int, programs: int = 1) -> bool:
-        tiles = cost.accumulators + cost.invariants + live_tiles * xblock
-        share = all_registers(registers_per_sm, num_warps, programs)
-        several = programs > 1 and xblock == 1 and num_warps >= UNSTAGED_HALVED_WARPS
-        most = share * MOST_NEEDED if several else share
+    def fits(xblock: int, num_warps: int, count: int = 1, live: int = live_tiles[0]) -> bool:
+        """Whether an SM has the registers for ``count`` programs."""
+        tiles = cost.accumulators + cost.invariants + live * xblock
+        most: float = all_registers(registers_per_sm, num_warps, count)
+        wide_row = xblock == 1 and num_warps >= UNSTAGED_HALVED_WARPS
+        if cost.stores_rows and wide_row and count > 1:
+            most *= MOST_NEEDED
         return registers(tiles * cost.columns, num_warps) <= most
 
     def programs(xblock: int, num_warps: int) -> int:
@@ -582,22 +587,20 @@ def unstaged_row_split(
         fitting = (n for n in PROGRAMS_PER_SM if n <= most and fits(xblock, num_warps, n))
         return max(fitting, default=1)
 
-    num_warps = None
-    while xblock and num_warps is None:
-        num_warps = next(
-            (
-                num_warps
-                for num_warps in (1, 2, 4, 8, 16, 32)
-                if xblock * cost.columns <= most_columns * num_warps * 32
-                and fits(xblock, num_warps)
-            ),
-            None,
-        )
-        if num_warps is None:
-            xblock //= 2
-    if num_warps is None:
+    found = next(
+        (
+            (xblock, num_warps)
+            for live in live_tiles
+            for xblock in xblocks
+            for num_warps in (1, 2, 4, 8, 16, 32)
+            if xblock * cost.columns <= most_columns * num_warps * 32
+            and fits(xblock, num_warps, live=live)
+        ),
+        None,
+    )
+    if found is None:
         return None
-
+    xblock, num_warps = found
     prefetch = can_prefetch(cost, device, xblock, programs(xblock, num_warps))
     share_registers = config.triton.mix_order_reduction_share_registers
     if prefetch and share_registers and programs_per_sm is None and most_rows is None:
@@ -612,13 +615,14 @@ def unstaged_row_split(
             xblock, num_warps = 1, num_warps // 2
     if programs_per_sm is None:
         programs_per_sm = programs(xblock, num_warps)
+    prefetch = prefetch and can_prefetch(cost, device, xblock, programs_per_sm)
     shared = (
         share_registers
         and not cost.wide_values
         and fits(xblock, num_warps, programs_per_sm)
     )
     return RowSplit(
-        num_programs=count_programs(cost, device, programs_per_sm, rows, xblock),
+        num_programs=count_programs(device, programs_per_sm, rows, xblock),
         programs_per_sm=programs_per_sm,
         xblock=xblock,
         num_warps=num_warps,
@@ -647,26 +651,25 @@ def can_prefetch(
 
 
 def count_programs(
-    cost: RowCost,
-    device: DeviceProperties,
-    programs_per_sm: int,
-    rows: Optional[int],
-    xblock: int,
+    device: DeviceProperties, programs_per_sm: int, rows: Optional[int], xblock: int
 ) -> int:
-    """
-    Of a kernel: no more than there are tiles of ``xblock`` rows, where that is known, and a
-    half or a quarter of those where each has so few tiles that twice or four times as many
-    take it less time than the partial accumulators of the others.
-    """
+    """Of a kernel: no more than there are tiles of ``xblock`` rows, where that is known."""
     most = device.multi_processor_count * programs_per_sm
-    if rows is None:
-        return most
-    tiles = ceildiv(rows, xblock)
-    most = max(1, min(most, tiles))
-    if not config.triton.mix_order_reduction_fewer_programs:
-        return most
-    tensors = 1.5 if cost.stores_rows else 1
-    tile_bytes = tensors * xblock * cost.columns * cost.stream_bytes
+    return most if rows is None else max(1, min(most, ceildiv(rows, xblock)))
+
+
+def fewer_programs(
+    split: RowSplit, cost: RowCost, device: DeviceProperties, rows: Optional[int]
+) -> RowSplit:
+    """
+    ``split`` with a half or a quarter of its programs, where the partial accumulators of the
+    others would take longer than the tiles that each of those has more.
+    """
+    if rows is None or not config.triton.mix_order_reduction_fewer_programs:
+        return split
+    tiles = ceildiv(rows, split.xblock)
+    tensors = 1 + STORED_SHARE * cost.stores_rows
+    tile_bytes = tensors * split.xblock * cost.columns * cost.stream_bytes
     tile_us = TILE_US + TILE_US_PER_BYTE * tile_bytes
     partial_bytes = 4 * cost.accumulators * cost.columns
     program_us = PROGRAM_US + PARTIAL_US_PER_BYTE * partial_bytes
@@ -674,10 +677,13 @@ def count_programs(
     def us(programs: int) -> float:
         return ceildiv(tiles, programs) * tile_us + programs * program_us
 
+    most = split.num_programs
     least = LEAST_PROGRAMS_PER_SM * device.multi_processor_count
     fewer = (n for n in (ceildiv(most, 2), ceildiv(most, 4)) if n >= least)
     best = min(fewer, key=us, default=most)
-    return best if us(most) - us(best) > LEAST_GAIN_US else most
+    if us(most) - us(best) <= LEAST_GAIN_US:
+        return split
+    return dataclasses.replace(split, num_programs=best)
 
 
 def idle_share(rows: Optional[int], xblock: int, num_programs: int) -> float:
