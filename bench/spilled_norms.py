@@ -15,7 +15,6 @@ Workers compile side by side; whoever works on the GPU holds its lock.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import subprocess
@@ -56,15 +55,12 @@ def drawn(seed: int, count: int) -> list[Numbered]:
 
 
 def measured(path: Path) -> list[Numbered]:
-    """Those of an earlier OUT, each once."""
+    """Those of an earlier OUT, compressed or not, each once."""
+    from graft.lab.pressure import read
     from graft.lab.pressure_programs import Program
 
-    found: dict[tuple[int, int], Any] = {}
-    with gzip.open(path, "rt") as file:
-        for line in map(json.loads, file):
-            fields = {**line["program"], "sums": tuple(line["program"]["sums"])}
-            found[line["seed"], line["number"]] = Program(**fields)
-    return [(*which, each) for which, each in found.items()]
+    found = {(line["seed"], line["number"]): line["program"] for line in read(path)}
+    return [(*which, Program.from_json(fields)) for which, fields in found.items()]
 
 
 def inputs(program: Any) -> list[Any]:

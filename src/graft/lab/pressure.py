@@ -224,8 +224,7 @@ def _again(files: list[Path], output: Path) -> Iterator[tuple[Any, Any]]:
 
     def made() -> Iterator[tuple[dict[str, Any], Any]]:
         for line in lines:
-            program = Program(**{**line["program"], "sums": tuple(line["program"]["sums"])})
-            found = _kernels(program)
+            found = _kernels(Program.from_json(line["program"]))
             if len(found) <= line["kernel"]:
                 continue
             kernel = found[line["kernel"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,11 @@ class Program:
     copies: int = 0
     recomputed: bool = False
     gelu: str = ""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Program:
+        """The program whose `asdict` was written as JSON, which has no tuples."""
+        return cls(**{**fields, "sums": tuple(fields["sums"])})
 
     def specs(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each input, in the order in which `fn` takes them."""
