@@ -48,12 +48,12 @@ def both(x):
     return x.sum(0), x.sum(-1)
 
 
-def gpu(sms, cc=90):
+def gpu(sms):
     return DeviceProperties(
         type="cuda",
         index=0,
         multi_processor_count=sms,
-        cc=cc,
+        cc=90,
         regs_per_multiprocessor=65536,
     )
 
@@ -151,7 +151,7 @@ def sms():
 
 
 @nvidia_only
-@unittest.skipIf(HAS_GPU and sms() < 108, "as many programs as few SMs run")
+@unittest.skipIf(HAS_GPU and sms() < 108, "few SMs run no more programs than pay")
 @instantiate_parametrized_tests
 class KernelTest(MixOrderTestCase):
     fuse = FUSE_ALL
