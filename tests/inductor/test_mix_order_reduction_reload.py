@@ -130,9 +130,13 @@ class RowSplitFunctionTest(ReloadTestCase):
             rows_live = cost.streams if cost.stores_rows else 1
             live += rows_live * split.xblock * cost.columns
             threads = split.num_warps * 32
-            self.assertLess(live, threads * min(255, REGISTERS_PER_SM // threads))
+            # half of what would be loaded twice may be spilled
+            values = rows_live * max(1, cost.width // 2) * cost.columns
+            spilled = values // 2 if cost.columns > 4096 and cost.stores_rows else 0
+            most = threads * min(255, REGISTERS_PER_SM // threads)
+            self.assertLess(live, most + spilled)
             # all programs of an SM are there at once
-            self.assertLess(live * split.programs_per_sm, REGISTERS_PER_SM)
+            self.assertLess(live * split.programs_per_sm, REGISTERS_PER_SM + spilled)
 
     def test_possible(self):
         for skip, (cc, sms) in enumerate(DEVICES):
@@ -243,7 +247,8 @@ class RowSplitFunctionTest(ReloadTestCase):
         self.assertEqual(split(12288, 2, 2), (False, False, 2))
         # the partials of a LayerNorm's weight and bias: a stage of what is loaded twice
         self.assertEqual(split(12288, 1, 2), (True, False, 1))
-        self.assertEqual(split(14336, 1, 2), (True, True, 2))
+        self.assertEqual(split(14336, 1, 2), (True, False, 1))
+        self.assertEqual(split(16384, 1, 2), (True, True, 2))
         self.assertEqual(split(16384, 1, 1), (True, True, 1))
 
     def test_fewer_rows_before_all_of_them_twice(self):
@@ -313,7 +318,10 @@ class ReloadTest(ReloadTestCase, MixOrderTestCase):
     @parametrize("columns", (16384, 9000))
     @parametrize("dtype", (torch.float32, torch.bfloat16))
     def test_wide_rows(self, columns, dtype):
-        code = self.check(rms_norm_backward, *rms_norm_args(40, columns, dtype))
+        args = rms_norm_args(40, columns, dtype)
+        code = self.check(
+            rms_norm_backward, *args, **{"triton.mix_order_reduction_keep_rows": False}
+        )
         # of the weight, if it fits, rstd, and x and dy, of 16384 columns in both passes
         expected = ((1, 5), (0, 7)) if columns == 16384 else ((1, 3), (0, 4))
         self.assertIn(self.loads(code), expected)

@@ -34,7 +34,7 @@ from .runtime.hints import TRITON_MAX_BLOCK
 from .runtime.registers import all_registers, MAX_REGISTERS_PER_THREAD
 from .runtime.runtime_utils import ceildiv, last_power_of_2
 from .utils import get_dtype_size, sympy_product
-from .vector_width import aligned_columns
+from .vector_width import aligned_columns, VECTOR_BYTES
 from .virtualized import V
 
 
@@ -76,6 +76,11 @@ IDLE_SHARE = 1 / 64
 WIDE_ROW_WARPS = 8
 # Of its registers, besides accumulators and rows, in tiles.
 WIDE_ROW_OTHER_TILES = 0.6
+# Of what would be loaded again of a row, the share that may lack registers where the row is
+# kept: what is spilled is stored and loaded. By the bytes that a thread loads at once. Other
+# things take a share of each tile.
+KEPT_LACKING_SHARE = {16: 0.5, 8: 0.6}
+KEPT_OTHER_TILES = 0.15
 # Columns that a warp holds of a row of half types, 16 bytes a thread: a warp more than a
 # row has of these holds other rows of the tile.
 COLUMNS_PER_WARP = 32 * 8
@@ -92,6 +97,12 @@ UNSTAGED_SUM_WARPS_PER_SM = 32
 # kernels on an H200, one was as fast so and 8 were 2 to 15 % faster. Of 9 with more columns,
 # 4 were 3 to 5 % faster, and the others 2 to 14 % slower.
 UNSTAGED_DEALT_COLUMNS = 2048
+# Copies of fewer bytes, of rows aligned by no more, take longer than to fetch the rows and to
+# load them. Of 8 bytes and few columns they do not, nor of fewer with many accumulators.
+ALIGNED_COPY_BYTES = 8
+ALIGNED_COPY_COLUMNS = 2048
+NARROW_COPY_COLUMNS = 256
+NARROW_COPY_ACCUMULATORS = 4
 # Of rows that are fetched ahead. From so many warps on, a program of two rows waits longer
 # for itself than two programs of one: those are 9 % faster on an H200, the mean of 26
 # kernels, where their registers fit, and up to 87 % slower where they do not. Where nothing
@@ -144,7 +155,10 @@ class RowCost:
     invariants: 4-byte values a column that all rows read, live throughout
     slow: whether some of ``SLOW_FUNCTIONS`` is computed of each element
     staged: whether asynchronous copies can load the rows
+    copy_bytes: of adjacent columns that one copy can have, 16 at most
+    adjoin: whether each row follows the one before in memory
     lacks_registers: whether a thread is predicted to need more than it may have
+    keeps_rows: whether a row of half types had better be kept than loaded twice
     wide_values: whether values are computed and accumulated in 8 bytes, as sums of integers are
     """
 
@@ -157,8 +171,21 @@ class RowCost:
     invariants: int
     slow: bool = False
     staged: bool = True
+    copy_bytes: int = VECTOR_BYTES
+    adjoin: bool = True
     lacks_registers: bool = False
+    keeps_rows: bool = False
     wide_values: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of the elements of a row in the mean, in 2 bytes: 1 for half types."""
+        return ceildiv(self.stream_bytes, 2 * max(1, self.streams))
+
+    @property
+    def apart(self) -> bool:
+        """Whether the elements of a row are loaded one at a time."""
+        return self.copy_bytes <= 2 * self.width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +322,7 @@ def row_cost(
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
     columns = hint(rnumel, fallback=rblock)
     streamed: dict[str, int] = {}
-    staged = False
+    staged, copy_bytes, adjoin = False, 0, True
     invariant: OrderedSet[str] = OrderedSet()
     square = statically_known_equals(xnumel, rnumel)
     for node, dep in ((each, dep) for each in in_kernel for dep in each.read_writes.reads):
@@ -324,6 +351,10 @@ def row_cost(
             # what masks the end of a row is known of as many columns at once, too
             adjacent = math.gcd(aligned_columns(dep), columns)
             staged |= adjacent * size % COPY_BYTES == 0
+            copy_bytes = max(copy_bytes, adjacent * size)
+            adjoin &= not dep.is_indirect() and statically_known_equals(
+                buffer_numel, accessed_numel(dep)
+            )
         elif statically_known_equals(numel, rnumel) and not (
             square and follows_rows(dep, node in contiguous)
         ):
@@ -357,6 +388,8 @@ def row_cost(
             for name in SLOW_FUNCTIONS
         ),
         staged=staged or not streamed,
+        copy_bytes=copy_bytes or VECTOR_BYTES,
+        adjoin=adjoin,
         wide_values=max(accumulator_bytes, default=0) > 4,
     )
 
@@ -387,11 +420,11 @@ def row_split(
     at most.
     """
     registers_per_sm = device.regs_per_multiprocessor or DEFAULT_REGISTERS_PER_SM
-    if not cost.staged and not cost.slow:
+    if not cost.slow and (not cost.staged or copies_little(cost, device)):
         split = unstaged_row_split(
             cost, device, rows, registers_per_sm, programs_per_sm, most_rows
         )
-        if split is not None:
+        if split is not None and (split.prefetch or not cost.staged):
             return split
     row_bytes = cost.rnumel * max(1, cost.stream_bytes)
     if row_bytes * 2 <= MAX_TILE_BYTES and cost.rnumel > MIN_TILE and not cost.slow:
@@ -438,11 +471,11 @@ def row_split(
     if num_warps is None and xblock > 1:
         # fewer rows at once are better than all of them twice
         return row_split(cost, device, rows, programs_per_sm, xblock // 2)
-    hoist, wide, padded = True, False, False
-    width = ceildiv(cost.stream_bytes, 2 * max(1, cost.streams))  # 1: half types
+    hoist, wide, lacking, padded = True, False, False, False
+    width = cost.width
     if num_warps is None and cost.stores_rows and not cost.slow:
         kept = kept_columns(cost, WIDE_ROW_WARPS, width)
-        tiles = cost.streams * max(1, width // 2) + cost.accumulators
+        tiles: float = cost.streams * max(1, width // 2) + cost.accumulators
         # Half types are widened, which takes a tile more for each partial. What every row
         # reads may be loaded again sooner than the row.
         tiles += cost.accumulators if width == 1 else WIDE_ROW_OTHER_TILES
@@ -451,10 +484,14 @@ def row_split(
             if registers(values, WIDE_ROW_WARPS) <= MAX_REGISTERS_PER_THREAD:
                 num_warps, wide = WIDE_ROW_WARPS, True
                 break
+        else:
+            lacking = keeps_row(cost, kept)
+            if lacking:
+                num_warps, wide = WIDE_ROW_WARPS, True
     reload = num_warps is None
     if num_warps is None:
-        num_warps = 16 if width == 1 else 8
-        padded = width == 1 and kept_columns(cost, num_warps, width) < cost.rnumel
+        padded = width == 1 and cost.columns < cost.rnumel
+        num_warps = 16 if width == 1 and not padded else 8
         hoist = not padded and throughout(num_warps) + width * tile <= registers_per_sm
 
     # what a tile loads from memory; the padding does not
@@ -481,6 +518,9 @@ def row_split(
     if wide:
         # a stage more than there are buffers, which are three for two tiles
         stages = 1 + 2 * shared // (3 * tile * max(1, cost.stream_bytes))
+        # what lacks registers had better be loaded from shared memory, if it can be
+        if (cost.apart or width == 1) if lacking else copies_little(cost, device):
+            stages = 1
     elif reload and stages // 2 >= MIN_STAGES:
         # the loads of both passes are staged
         stages //= 2
@@ -636,6 +676,42 @@ def unstaged_row_split(
         or takes_all_registers(cost.lacks_registers, programs_per_sm),
         prefetch=prefetch,
     )
+
+
+def keeps_row(cost: RowCost, kept: int) -> bool:
+    """
+    Whether a row, of which there would be ``kept`` columns in registers, is kept though they
+    do not fit, and spilled in part.
+    """
+    if not config.triton.mix_order_reduction_keep_rows or cost.apart:
+        return config.triton.mix_order_reduction_keep_rows
+    if cost.width == 1:
+        return cost.keeps_rows
+    rows = cost.streams * (cost.width // 2)
+    tiles = (1 + KEPT_OTHER_TILES) * (rows + cost.accumulators)
+    # what all rows read is loaded as they are, and all but one of it beside them
+    tiles += max(0, cost.invariants - 1)
+    lacks = registers(math.ceil(tiles * kept), WIDE_ROW_WARPS) - MAX_REGISTERS_PER_THREAD
+    share = KEPT_LACKING_SHARE.get(cost.copy_bytes, 0)
+    return lacks <= share * rows * kept / (WIDE_ROW_WARPS * 32)
+
+
+def copies_little(cost: RowCost, device: DeviceProperties) -> bool:
+    """
+    Whether rows that asynchronous copies can load are loaded sooner, a few bytes at a time
+    as well, where they are fetched ahead.
+    """
+    if not (
+        config.triton.mix_order_reduction_prefetch_rows
+        and device.cc >= MIN_PREFETCH_CAPABILITY
+    ):
+        return False
+    if cost.copy_bytes == ALIGNED_COPY_BYTES and cost.columns <= ALIGNED_COPY_COLUMNS:
+        return False
+    if cost.columns <= NARROW_COPY_COLUMNS and cost.accumulators >= NARROW_COPY_ACCUMULATORS:
+        return False
+    least = config.triton.mix_order_reduction_min_copy_bytes
+    return cost.staged and cost.adjoin and cost.copy_bytes < least
 
 
 def can_prefetch(

@@ -18,7 +18,12 @@ from . import config, ir
 from .dependencies import MemoryDep
 from .mix_order_accesses import domain
 from .mix_order_pressure import LaunchConfig, Pressure, pressure
-from .mix_order_row_split import DEFAULT_REGISTERS_PER_SM, row_cost, splits_rows
+from .mix_order_row_split import (
+    DEFAULT_REGISTERS_PER_SM,
+    row_cost,
+    SLOW_FUNCTIONS,
+    splits_rows,
+)
 from .mix_order_split import is_second_layer
 from .mix_order_trace import Trace
 from .runtime.hints import _NUM_THREADS_PER_WARP, DeviceProperties
@@ -41,6 +46,15 @@ if TYPE_CHECKING:
 # there are, on an H200, 11 lack less: they take 0.67 to 1.09 times as long as two
 # kernels. Of the 61 others 56 take longer, up to 22 times as long.
 MAX_SPILLED_SHARE = 2
+# Where rows are loaded twice.
+MAX_SPILLED_TWICE_SHARE = 1.2
+# Of rows whose elements are loaded one at a time.
+MAX_SPILLED_APART_SHARE = 1.15
+# What takes long to compute, and where rows are loaded twice, is computed so, by few warps.
+SLOW_OPS = (*SLOW_FUNCTIONS, "rand", "randn")
+# Of the registers that a thread may have, those that a row of half types that is kept
+# must lack less than one that is loaded twice.
+KEPT_LACKING_LESS = 0.05
 
 
 def with_pressure(
@@ -57,7 +71,8 @@ def with_pressure(
     ):
         return cost
     reductions = partials(contiguous, other)
-    split = planned_row_split(contiguous, reductions)
+    keeps_rows, split = predicted_row_split(contiguous, reductions)
+    cost = dataclasses.replace(cost, keeps_rows=keeps_rows)
     if split.reload:
         return cost  # which has them all
     found = predicted(split, contiguous, reductions)
@@ -75,15 +90,44 @@ def reduced_numels(
 
 
 def planned_row_split(
-    contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
+    contiguous: Sequence[BaseSchedulerNode],
+    other: Sequence[BaseSchedulerNode],
+    keeps_rows: bool = False,
 ) -> RowSplit:
     """How the kernel of these nodes of its two sides would split its rows."""
-    rows, columns = reduced_numels(contiguous)
-    hint = V.graph.sizevars.optimization_hint
+    rows, _ = reduced_numels(contiguous)
     device = DeviceProperties.create(contiguous[0].get_device())
-    rblock = next_power_of_2(hint(columns))
-    cost = row_cost(contiguous, other, rows, columns, rblock)
+    cost = dataclasses.replace(planned_cost(contiguous, other), keeps_rows=keeps_rows)
     return V.choices.mix_order_row_split(cost, rows, device)
+
+
+def planned_cost(
+    contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
+) -> RowCost:
+    """What a row of the kernel of these nodes would cost."""
+    rows, columns = reduced_numels(contiguous)
+    rblock = next_power_of_2(V.graph.sizevars.optimization_hint(columns))
+    return row_cost(contiguous, other, rows, columns, rblock)
+
+
+def predicted_row_split(
+    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
+) -> tuple[bool, RowSplit]:
+    """
+    Whether the kernel of these nodes keeps rows that do not fit in registers, and its
+    split: where it is predicted to lack no more of them than if it loads them twice.
+    """
+    split = planned_row_split(contiguous, other)
+    if not split.reload:
+        return False, split
+    kept = planned_row_split(contiguous, other, keeps_rows=True)
+    lacking = [
+        min(each.excess / each.limit for each in predicted(each_split, contiguous, other))
+        for each_split in (kept, split)
+    ]
+    if kept.reload or lacking[0] > max(0, lacking[1] - KEPT_LACKING_LESS):
+        return False, split
+    return True, kept
 
 
 def launch_configs(split: RowSplit) -> list[LaunchConfig]:
@@ -239,10 +283,31 @@ def spilled_bytes(found: Pressure, launch: LaunchConfig) -> float:
     return 4 * found.excess * launch.num_warps * _NUM_THREADS_PER_WARP
 
 
-def shared_row_bytes(
+def worth_spilling(
+    contiguous: Sequence[SchedulerNode],
+    other: Sequence[SchedulerNode],
+    reload: bool,
+) -> float:
+    """
+    Bytes that a program of a pair, which loads its rows twice or not, may spill for each of
+    them. What is loaded one element at a time takes as long as if those had 4 bytes, as
+    what is spilled has.
+    """
+    itemsizes = shared_itemsizes(contiguous, other)
+    _, columns = reduced_numels(contiguous)
+    columns = V.graph.sizevars.optimization_hint(columns)
+    if planned_cost(contiguous, other).apart:
+        return MAX_SPILLED_APART_SHARE * columns * 4 * len(itemsizes)
+    share = MAX_SPILLED_TWICE_SHARE if reload else MAX_SPILLED_SHARE
+    return share * columns * sum(itemsizes)
+
+
+def shared_itemsizes(
     contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
-) -> int:
-    """Bytes of a row of the tensors that both sides read, once where they are fused."""
+) -> list[int]:
+    """
+    Bytes of an element of each tensor whose rows both sides read, once where they are fused.
+    """
     hint = V.graph.sizevars.optimization_hint
     rows, columns = map(hint, reduced_numels(contiguous))
     read = OrderedSet(dep.name for node in contiguous for dep in node.read_writes.reads)
@@ -255,7 +320,7 @@ def shared_row_bytes(
         # rows that are gathered are as many as there are
         and (dep.is_indirect() or hint(dep.get_numel(), fallback=0) >= rows * columns)
     )
-    return columns * sum(get_dtype_size(V.graph.get_dtype(name)) for name in shared)
+    return [get_dtype_size(V.graph.get_dtype(name)) for name in shared]
 
 
 def _why_spills(
@@ -263,14 +328,20 @@ def _why_spills(
     other: Sequence[SchedulerNode],
     absorbs: bool,
 ) -> Optional[str]:
-    split = planned_row_split(contiguous, other)
+    _, split = predicted_row_split(contiguous, other)
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"
+    if split.reload and any(
+        node._body.has_op(name)  # type: ignore[attr-defined]
+        for node in (*contiguous, *other)
+        for name in SLOW_OPS
+    ):
+        return "slow functions of rows that are loaded twice would be computed twice"
     found = predicted(split, contiguous, other)
     if absorbs:
         refused = all(each.too_high for each in found)
     else:
-        saved = MAX_SPILLED_SHARE * shared_row_bytes(contiguous, other)
+        saved = worth_spilling(contiguous, other, split.reload)
         refused = all(
             spilled_bytes(each, launch) > launch.xblock * saved
             for each, launch in zip(found, launch_configs(split))

@@ -1,0 +1,193 @@
+# Owner(s): ["module: inductor"]
+
+import math
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor import mix_order_spills
+from torch._inductor.mix_order_pressure import Pressure
+from torch._inductor.mix_order_row_split import row_split, RowCost
+from torch._inductor.test_case import run_tests, TestCase
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import HAS_GPU
+
+
+try:
+    from .test_mix_order_reduction_utils import (
+        FUSE_ALL,
+        MixOrderTestCase,
+        nvidia_only,
+        rms_norm_args,
+        rms_norm_backward,
+    )
+except ImportError:
+    from test_mix_order_reduction_utils import (
+        FUSE_ALL,
+        MixOrderTestCase,
+        nvidia_only,
+        rms_norm_args,
+        rms_norm_backward,
+    )
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+KEEP_ROWS = "triton.mix_order_reduction_keep_rows"
+PRESSURE = "triton.mix_order_reduction_register_pressure"
+
+
+@instantiate_parametrized_tests
+class RowSplitTest(TestCase):
+    """Which rows are kept that do not fit in registers: of norms' backwards on an H200."""
+
+    def split(self, columns, size, accumulators=2, streams=2, **cost):
+        gpu = SimpleNamespace(
+            type="cuda", multi_processor_count=132, cc=90, regs_per_multiprocessor=65536
+        )
+        cost = RowCost(
+            columns=columns,
+            rnumel=16384,
+            stream_bytes=streams * size,
+            streams=streams,
+            stores_rows=True,
+            accumulators=accumulators,
+            invariants=1,
+            staged=columns * size % 4 == 0,
+            copy_bytes=math.gcd(columns * size, 16),
+            **cost,
+        )
+        return row_split(cost, gpu, 20000)
+
+    def how(self, *args, **cost):
+        split = self.split(*args, **cost)
+        return split.reload, split.num_warps, split.num_stages
+
+    @parametrize("columns,size", ((12289, 2), (16383, 2), (12289, 4), (16383, 4)))
+    def test_elements_that_are_loaded_one_at_a_time(self, columns, size):
+        # once is enough
+        self.assertEqual(self.how(columns, size), (False, 8, 1))
+        self.assertFalse(self.split(columns, size).hoist)
+        with inductor_config.patch({KEEP_ROWS: False}):
+            self.assertTrue(self.split(columns, size).reload)
+
+    # of float32, with the accumulators of the partials
+    @parametrize(
+        "columns,streams,accumulators,kept",
+        (
+            (13312, 2, 2, True),
+            (15360, 2, 2, True),
+            (16384, 2, 2, False),
+            (16384, 2, 1, True),
+            (12292, 4, 4, False),
+            # aligned by 8 bytes
+            (15362, 2, 2, True),
+            (14002, 2, 6, False),
+        ),
+    )
+    def test_float32(self, columns, streams, accumulators, kept):
+        split = self.split(columns, 4, accumulators, streams)
+        self.assertEqual(split.reload, not kept)
+        if kept:  # from shared memory
+            self.assertEqual((split.num_warps, split.num_stages), (8, 2))
+        with inductor_config.patch({KEEP_ROWS: False}):
+            self.assertTrue(self.split(columns, 4, accumulators, streams).reload)
+
+    @parametrize("columns", (12296, 12290, 16384))
+    def test_half_types(self, columns):
+        # by what is predicted of both
+        self.assertTrue(self.split(columns, 2).reload)
+        self.assertEqual(self.how(columns, 2, keeps_rows=True), (False, 8, 1))
+        with inductor_config.patch({KEEP_ROWS: False}):
+            self.assertTrue(self.split(columns, 2, keeps_rows=True).reload)
+
+    def test_warps_that_load_twice(self):
+        # those of whole rows have a stage of what is loaded first
+        self.assertEqual(self.how(14336, 2), (True, 8, 1))
+        self.assertEqual(self.how(16384, 2), (True, 16, 2))
+
+    def test_what_fits(self):
+        for columns in (12288, 14336):
+            once = self.split(columns, 2, 1)
+            self.assertEqual(self.split(columns, 2, 1, keeps_rows=True), once)
+
+
+def layer_norm_backward(x, weight, dy, rstd):
+    dx, total = rms_norm_backward(x, weight, dy, rstd)
+    return dx - dx.mean(-1, keepdim=True), total, dy.sum(0)
+
+
+@nvidia_only
+@instantiate_parametrized_tests
+class KernelTest(MixOrderTestCase):
+    """What is kept, by what is predicted, and that kernels compute what they did."""
+
+    fuse = FUSE_ALL
+
+    def predict(self, kept, again):
+        """Registers that a kernel lacks which keeps a row, and one that loads it twice."""
+
+        def pressure(ops, columns, launch, *args):
+            return Pressure(255 + (again if launch.reload else kept), 255)
+
+        return patch.object(mix_order_spills, "pressure", pressure)
+
+    def loads(self, code):
+        """How many times the loop over rows loads each row."""
+        _, loop = self.kernel(code)
+        return loop.count("tl.load(in_ptr0 ")
+
+    # it must lack 13 registers less, unless none
+    @parametrize(
+        "kept,again,loads",
+        ((0, 0, 1), (-20, -30, 1), (20, 40, 1), (20, 30, 2), (20, 0, 2), (0, 5, 1)),
+    )
+    def test_half_types(self, kept, again, loads):
+        args = rms_norm_args(13, 16384, BF16)
+        with self.predict(kept, again):
+            code = self.generate(rms_norm_backward, *args, **{PRESSURE: True})
+        self.assertEqual(self.loads(code), loads)
+
+    def test_not_predicted(self):
+        args = rms_norm_args(13, 16384, BF16)
+        code = self.generate(rms_norm_backward, *args, **{PRESSURE: False})
+        self.assertEqual(self.loads(code), 2)
+
+    # A program of 256 threads spills 1 KiB for each register that a thread lacks. It may spill
+    # 1.15 times a row of what both sides read, of four bytes an element, which are two tensors
+    # of 64 KiB here.
+    @parametrize("dtype", (BF16, FP32))
+    @parametrize("excess,fused", ((146, 1), (148, 0)))
+    def test_elements_that_are_loaded_one_at_a_time(self, excess, fused, dtype):
+        args = rms_norm_args(40, 16383, dtype)
+        with self.predict(excess, 0):
+            self.check(rms_norm_backward, *args, fused=fused, **{PRESSURE: True})
+
+    # 1.2 times where rows are loaded twice, of two bytes an element, by 512 threads
+    @parametrize("excess,fused", ((38, 1), (39, 0)))
+    def test_pair_that_loads_rows_twice(self, excess, fused):
+        args = rms_norm_args(40, 16384, BF16)
+        with self.predict(1000, excess):
+            self.check(rms_norm_backward, *args, fused=fused, **{PRESSURE: True})
+
+    @parametrize("function,fused", ((torch.tanh, 0), (torch.erf, 1)))
+    @parametrize("policy", (True, False))
+    def test_slow_functions_of_rows_that_are_loaded_twice(self, policy, function, fused):
+        def f(x, weight, dy, rstd):
+            return rms_norm_backward(x, weight, function(dy), rstd)
+
+        args = rms_norm_args(13, 16384)
+        self.check(f, *args, fused=fused or not policy, **{PRESSURE: policy})
+
+    @parametrize("columns,dtype", ((12289, BF16), (12301, FP32), (15362, FP32), (12296, BF16)))
+    @parametrize("f", (rms_norm_backward, layer_norm_backward))
+    def test_values(self, f, columns, dtype):
+        self.check(f, *rms_norm_args(13, columns, dtype), **{PRESSURE: True})
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()
