@@ -141,6 +141,13 @@ class KernelTest(MixOrderTestCase):
         args = rms_norm_args(133, columns, dtype)
         self.assertEqual(self.fetched(self.check(rms_norm_backward, *args)), 0)
 
+    # the other side's loops are split in two layers, and go beyond the last row
+    @parametrize("rows", (8192, 20011))
+    def test_rows_that_are_split_unevenly(self, rows):
+        args = rms_norm_args(rows, 97)
+        code = self.generate(rms_norm_backward, *args, split_reductions=True)
+        self.assertEqual(self.fetched(code), 2)
+
     def test_rows_of_two_types(self):
         # elements of 4 bytes beside those that cannot be copied
         x, weight, dy, rstd = rms_norm_args(133, 97)

@@ -44,9 +44,9 @@ PRESSURE = "triton.mix_order_reduction_register_pressure"
 class RowSplitTest(TestCase):
     """Which rows are kept that do not fit in registers: of norms' backwards on an H200."""
 
-    def split(self, columns, size, accumulators=2, streams=2, **cost):
+    def split(self, columns, size, accumulators=2, streams=2, cc=90, **cost):
         gpu = SimpleNamespace(
-            type="cuda", multi_processor_count=132, cc=90, regs_per_multiprocessor=65536
+            type="cuda", multi_processor_count=132, cc=cc, regs_per_multiprocessor=65536
         )
         cost = RowCost(
             columns=columns,
@@ -58,6 +58,7 @@ class RowSplitTest(TestCase):
             invariants=1,
             staged=columns * size % 4 == 0,
             copy_bytes=math.gcd(columns * size, 16),
+            apart=columns % 2 == 1,
             **cost,
         )
         return row_split(cost, gpu, 20000)
@@ -95,6 +96,12 @@ class RowSplitTest(TestCase):
             self.assertEqual((split.num_warps, split.num_stages), (8, 2))
         with inductor_config.patch({KEEP_ROWS: False}):
             self.assertTrue(self.split(columns, 4, accumulators, streams).reload)
+
+    # whose shared memory holds no two stages
+    @parametrize("columns,kept", ((13312, True), (15360, False)))
+    def test_float32_in_one_stage(self, columns, kept):
+        split = self.split(columns, 4, cc=80)
+        self.assertEqual((split.reload, split.num_stages), (not kept, 1))
 
     @parametrize("columns", (12296, 12290, 16384))
     def test_half_types(self, columns):
@@ -181,6 +188,24 @@ class KernelTest(MixOrderTestCase):
 
         args = rms_norm_args(13, 16384)
         self.check(f, *args, fused=fused or not policy, **{PRESSURE: policy})
+
+    def test_slow_functions_of_a_row_s_value(self):
+        def f(x, dy, rstd):
+            s = (x * dy).sum(-1, keepdim=True)
+            return torch.tanh(s), x * s * rstd + dy, (x * dy).sum(0), dy.sum(0)
+
+        x, _, dy, rstd = rms_norm_args(13, 16384)
+        self.check(f, x, dy, rstd, **{PRESSURE: True})
+
+    # float32 beside bytes, which are half types in the mean
+    def test_types_that_are_loaded_one_at_a_time(self):
+        def f(x, keep, dy, rstd):
+            y = torch.where(keep, x, 0) * rstd
+            return y * (y * dy).sum(-1, keepdim=True) + dy, (y * dy).sum(0), dy.sum(0)
+
+        x, _, dy, rstd = rms_norm_args(13, 16383)
+        code = self.generate(f, x, x > 0, dy, rstd, **{PRESSURE: False})
+        self.assertEqual(self.loads(code), 1)
 
     @parametrize("columns,dtype", ((12289, BF16), (12301, FP32), (15362, FP32), (12296, BF16)))
     @parametrize("f", (rms_norm_backward, layer_norm_backward))

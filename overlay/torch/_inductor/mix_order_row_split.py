@@ -77,9 +77,11 @@ WIDE_ROW_WARPS = 8
 # Of its registers, besides accumulators and rows, in tiles.
 WIDE_ROW_OTHER_TILES = 0.6
 # Of what would be loaded again of a row, the share that may lack registers where the row is
-# kept: what is spilled is stored and loaded. By the bytes that a thread loads at once. Other
-# things take a share of each tile.
+# kept: what is spilled is stored and loaded. By the bytes that a thread loads at once, where
+# two stages wait in shared memory, and where nothing does. Other things take a share of each
+# tile.
 KEPT_LACKING_SHARE = {16: 0.5, 8: 0.6}
+UNSTAGED_LACKING_SHARE = 0.25
 KEPT_OTHER_TILES = 0.15
 # Columns that a warp holds of a row of half types, 16 bytes a thread: a warp more than a
 # row has of these holds other rows of the tile.
@@ -156,8 +158,9 @@ class RowCost:
     slow: whether some of ``SLOW_FUNCTIONS`` is computed of each element
     staged: whether asynchronous copies can load the rows
     copy_bytes: of adjacent columns that one copy can have, 16 at most
-    adjoin: whether each row follows the one before in memory
+    adjoin: whether the rows are whole buffers, so that each follows the one before
     lacks_registers: whether a thread is predicted to need more than it may have
+    apart: whether the elements of a row are loaded one at a time
     keeps_rows: whether a row of half types had better be kept than loaded twice
     wide_values: whether values are computed and accumulated in 8 bytes, as sums of integers are
     """
@@ -174,6 +177,7 @@ class RowCost:
     copy_bytes: int = VECTOR_BYTES
     adjoin: bool = True
     lacks_registers: bool = False
+    apart: bool = False
     keeps_rows: bool = False
     wide_values: bool = False
 
@@ -181,11 +185,6 @@ class RowCost:
     def width(self) -> int:
         """Of the elements of a row in the mean, in 2 bytes: 1 for half types."""
         return ceildiv(self.stream_bytes, 2 * max(1, self.streams))
-
-    @property
-    def apart(self) -> bool:
-        """Whether the elements of a row are loaded one at a time."""
-        return self.copy_bytes <= 2 * self.width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,7 +321,7 @@ def row_cost(
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
     columns = hint(rnumel, fallback=rblock)
     streamed: dict[str, int] = {}
-    staged, copy_bytes, adjoin = False, 0, True
+    staged, copy_bytes, adjoin, most_adjacent = False, 0, True, 0
     invariant: OrderedSet[str] = OrderedSet()
     square = statically_known_equals(xnumel, rnumel)
     for node, dep in ((each, dep) for each in in_kernel for dep in each.read_writes.reads):
@@ -352,8 +351,9 @@ def row_cost(
             adjacent = math.gcd(aligned_columns(dep), columns)
             staged |= adjacent * size % COPY_BYTES == 0
             copy_bytes = max(copy_bytes, adjacent * size)
+            most_adjacent = max(most_adjacent, adjacent)
             adjoin &= not dep.is_indirect() and statically_known_equals(
-                buffer_numel, accessed_numel(dep)
+                buffer_numel, numel
             )
         elif statically_known_equals(numel, rnumel) and not (
             square and follows_rows(dep, node in contiguous)
@@ -390,6 +390,7 @@ def row_cost(
         staged=staged or not streamed,
         copy_bytes=copy_bytes or VECTOR_BYTES,
         adjoin=adjoin,
+        apart=most_adjacent == 1,
         wide_values=max(accumulator_bytes, default=0) > 4,
     )
 
@@ -485,7 +486,7 @@ def row_split(
                 num_warps, wide = WIDE_ROW_WARPS, True
                 break
         else:
-            lacking = keeps_row(cost, kept)
+            lacking = keeps_row(cost, kept, wide_row_stages(cost, device))
             if lacking:
                 num_warps, wide = WIDE_ROW_WARPS, True
     reload = num_warps is None
@@ -512,12 +513,10 @@ def row_split(
     flight = FLIGHT_BYTES if programs_per_sm == 1 else SEVERAL_FLIGHT_BYTES
     num_stages = 1 + ceildiv(flight, tile_bytes * programs_per_sm)
     num_stages = max(MIN_STAGES, min(MAX_STAGES, num_stages))
-    shared = SHARED_MEMORY_KIB.get(device.cc, DEFAULT_SHARED_MEMORY_KIB)
-    shared = (shared - OTHER_SHARED_MEMORY_KIB) * 1024 // programs_per_sm
+    shared = shared_bytes(device) // programs_per_sm
     stages = shared // max(1, tile * cost.stream_bytes)
     if wide:
-        # a stage more than there are buffers, which are three for two tiles
-        stages = 1 + 2 * shared // (3 * tile * max(1, cost.stream_bytes))
+        stages = wide_row_stages(cost, device)
         # what lacks registers had better be loaded from shared memory, if it can be
         if (cost.apart or width == 1) if lacking else copies_little(cost, device):
             stages = 1
@@ -678,10 +677,25 @@ def unstaged_row_split(
     )
 
 
-def keeps_row(cost: RowCost, kept: int) -> bool:
+def shared_bytes(device: DeviceProperties) -> int:
+    """Of shared memory that a program can have for stages."""
+    kib = SHARED_MEMORY_KIB.get(device.cc, DEFAULT_SHARED_MEMORY_KIB)
+    return (kib - OTHER_SHARED_MEMORY_KIB) * 1024
+
+
+def wide_row_stages(cost: RowCost, device: DeviceProperties) -> int:
+    """
+    Stages of a program of one row that shared memory holds: one more than there are
+    buffers, which are three for two tiles.
+    """
+    tile_bytes = cost.rnumel * max(1, cost.stream_bytes)
+    return 1 + 2 * shared_bytes(device) // (3 * tile_bytes)
+
+
+def keeps_row(cost: RowCost, kept: int, stages: int) -> bool:
     """
     Whether a row, of which there would be ``kept`` columns in registers, is kept though they
-    do not fit, and spilled in part.
+    do not fit, and spilled in part. Shared memory holds so many ``stages`` of it.
     """
     if not config.triton.mix_order_reduction_keep_rows or cost.apart:
         return config.triton.mix_order_reduction_keep_rows
@@ -692,7 +706,9 @@ def keeps_row(cost: RowCost, kept: int) -> bool:
     # what all rows read is loaded as they are, and all but one of it beside them
     tiles += max(0, cost.invariants - 1)
     lacks = registers(math.ceil(tiles * kept), WIDE_ROW_WARPS) - MAX_REGISTERS_PER_THREAD
-    share = KEPT_LACKING_SHARE.get(cost.copy_bytes, 0)
+    share = KEPT_LACKING_SHARE.get(cost.copy_bytes, 0.0)
+    if stages < 2:
+        share = min(share, UNSTAGED_LACKING_SHARE)
     return lacks <= share * rows * kept / (WIDE_ROW_WARPS * 32)
 
 

@@ -25,7 +25,7 @@ from .mix_order_row_split import (
     splits_rows,
 )
 from .mix_order_split import is_second_layer
-from .mix_order_trace import Trace
+from .mix_order_trace import Trace, Width
 from .runtime.hints import _NUM_THREADS_PER_WARP, DeviceProperties
 from .runtime.runtime_utils import next_power_of_2
 from .utils import get_dtype_size, sympy_product
@@ -71,8 +71,8 @@ def with_pressure(
     ):
         return cost
     reductions = partials(contiguous, other)
-    keeps_rows, split = predicted_row_split(contiguous, reductions)
-    cost = dataclasses.replace(cost, keeps_rows=keeps_rows)
+    found_cost, split = predicted_row_split(contiguous, reductions)
+    cost = dataclasses.replace(cost, keeps_rows=found_cost.keeps_rows)
     if split.reload:
         return cost  # which has them all
     found = predicted(split, contiguous, reductions)
@@ -90,15 +90,13 @@ def reduced_numels(
 
 
 def planned_row_split(
-    contiguous: Sequence[BaseSchedulerNode],
-    other: Sequence[BaseSchedulerNode],
-    keeps_rows: bool = False,
+    contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
 ) -> RowSplit:
-    """How the kernel of these nodes of its two sides would split its rows."""
-    rows, _ = reduced_numels(contiguous)
-    device = DeviceProperties.create(contiguous[0].get_device())
-    cost = dataclasses.replace(planned_cost(contiguous, other), keeps_rows=keeps_rows)
-    return V.choices.mix_order_row_split(cost, rows, device)
+    """
+    How the kernel of these nodes of its two sides would split its rows, if it loads those
+    twice that do not fit in registers.
+    """
+    return _row_split(planned_cost(contiguous, other), contiguous)
 
 
 def planned_cost(
@@ -110,24 +108,34 @@ def planned_cost(
     return row_cost(contiguous, other, rows, columns, rblock)
 
 
+def _row_split(cost: RowCost, contiguous: Sequence[BaseSchedulerNode]) -> RowSplit:
+    rows, _ = reduced_numels(contiguous)
+    device = DeviceProperties.create(contiguous[0].get_device())
+    return V.choices.mix_order_row_split(cost, rows, device)
+
+
 def predicted_row_split(
     contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
-) -> tuple[bool, RowSplit]:
+) -> tuple[RowCost, RowSplit]:
     """
-    Whether the kernel of these nodes keeps rows that do not fit in registers, and its
-    split: where it is predicted to lack no more of them than if it loads them twice.
+    What a row of the kernel of these nodes costs, and how it splits them. It keeps rows that
+    would be loaded twice where it is predicted to lack no registers then, or clearly fewer.
     """
-    split = planned_row_split(contiguous, other)
+    cost = planned_cost(contiguous, other)
+    split = _row_split(cost, contiguous)
     if not split.reload:
-        return False, split
-    kept = planned_row_split(contiguous, other, keeps_rows=True)
-    lacking = [
+        return cost, split
+    keeping = dataclasses.replace(cost, keeps_rows=True)
+    kept = _row_split(keeping, contiguous)
+    if kept.reload:
+        return cost, split
+    kept_lacks, lacks = (
         min(each.excess / each.limit for each in predicted(each_split, contiguous, other))
         for each_split in (kept, split)
-    ]
-    if kept.reload or lacking[0] > max(0, lacking[1] - KEPT_LACKING_LESS):
-        return False, split
-    return True, kept
+    )
+    if kept_lacks > max(0, lacks - KEPT_LACKING_LESS):
+        return cost, split
+    return keeping, kept
 
 
 def launch_configs(split: RowSplit) -> list[LaunchConfig]:
@@ -283,23 +291,17 @@ def spilled_bytes(found: Pressure, launch: LaunchConfig) -> float:
     return 4 * found.excess * launch.num_warps * _NUM_THREADS_PER_WARP
 
 
-def worth_spilling(
-    contiguous: Sequence[SchedulerNode],
-    other: Sequence[SchedulerNode],
-    reload: bool,
-) -> float:
+def worth_spilling(cost: RowCost, reload: bool, itemsizes: Sequence[int]) -> float:
     """
     Bytes that a program of a pair, which loads its rows twice or not, may spill for each of
-    them. What is loaded one element at a time takes as long as if those had 4 bytes, as
-    what is spilled has.
+    them, where both sides read elements of ``itemsizes``. What is loaded one element at a
+    time takes as long as if those had 4 bytes at least, as what is spilled has.
     """
-    itemsizes = shared_itemsizes(contiguous, other)
-    _, columns = reduced_numels(contiguous)
-    columns = V.graph.sizevars.optimization_hint(columns)
-    if planned_cost(contiguous, other).apart:
-        return MAX_SPILLED_APART_SHARE * columns * 4 * len(itemsizes)
+    if cost.apart:
+        itemsizes = [max(4, size) for size in itemsizes]
+        return MAX_SPILLED_APART_SHARE * cost.columns * sum(itemsizes)
     share = MAX_SPILLED_TWICE_SHARE if reload else MAX_SPILLED_SHARE
-    return share * columns * sum(itemsizes)
+    return share * cost.columns * sum(itemsizes)
 
 
 def shared_itemsizes(
@@ -328,20 +330,20 @@ def _why_spills(
     other: Sequence[SchedulerNode],
     absorbs: bool,
 ) -> Optional[str]:
-    _, split = predicted_row_split(contiguous, other)
+    cost, split = predicted_row_split(contiguous, other)
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"
+    rows, _ = reduced_numels(contiguous)
     if split.reload and any(
-        node._body.has_op(name)  # type: ignore[attr-defined]
-        for node in (*contiguous, *other)
-        for name in SLOW_OPS
+        op.name in SLOW_OPS and op.width == Width.TILE
+        for op in Trace.of(rows, contiguous, other)
     ):
         return "slow functions of rows that are loaded twice would be computed twice"
     found = predicted(split, contiguous, other)
     if absorbs:
         refused = all(each.too_high for each in found)
     else:
-        saved = worth_spilling(contiguous, other, split.reload)
+        saved = worth_spilling(cost, split.reload, shared_itemsizes(contiguous, other))
         refused = all(
             spilled_bytes(each, launch) > launch.xblock * saved
             for each, launch in zip(found, launch_configs(split))
