@@ -78,15 +78,15 @@ def test_the_knob_reaches_inductor(lab):
 
 
 @pytest.mark.parametrize(
-    ("shape", "reason"),
+    ("case", "shape", "reason"),
     [
-        ([64, 8192], "does not pay"),
-        ([4096, 16383], "not aligned"),
-        ([4096, 32768], "under twice rnumel"),
+        ("rms_norm_backward", [64, 8192], "does not pay"),
+        ("layer_norm_backward", [4096, 16383], "registers a thread of 255"),
+        ("rms_norm_backward", [4096, 32768], "under twice rnumel"),
     ],
 )
-def test_a_refused_fusion_says_why(lab, shape, reason):
-    (graph,) = lab("compile", "rms_norm_backward", shape)
+def test_a_refused_fusion_says_why(lab, case, shape, reason):
+    (graph,) = lab("compile", case, shape)
     assert graph["metrics"]["codegen_mix_order_reduction"] == 0
     reasons = {refusal["reason"]: refusal["pairs"] for refusal in graph["refusals"]}
     assert any(reason in each for each in reasons)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -111,7 +113,13 @@ def test_works_are_read_by_case_dtype_and_shape() -> None:
     assert found is not None
     # x is read once fused and twice not
     assert found["shared_bytes"] == found["column_bytes"] == 2 * 1024 * 1024
-    assert works["layer_norm_backward", "bf16", (1000, 12289)] is None
+
+
+def test_a_pair_that_is_never_fused_has_no_work(tmp_path: Path) -> None:
+    line = {"case": "sum_both", "dtype": "bf16", "shape": [8, 16], "work": None}
+    with gzip.open(tmp_path / "works.jsonl.gz", "wt") as file:
+        file.write(json.dumps(line) + "\n")
+    assert profit.read(tmp_path / "works.jsonl.gz") == {("sum_both", "bf16", (8, 16)): None}
 
 
 def test_half_of_the_shapes_are_held_out_in_every_case() -> None:
