@@ -131,7 +131,8 @@ class RowSplitFunctionTest(ReloadTestCase):
             live += rows_live * split.xblock * cost.columns
             threads = split.num_warps * 32
             # half of what would be loaded twice may be spilled
-            values = rows_live * max(1, cost.width // 2) * cost.columns
+            widest = max(1, cost.stream_bytes // max(4, 4 * cost.streams))
+            values = rows_live * widest * cost.columns
             spilled = values // 2 if cost.columns > 4096 and cost.stores_rows else 0
             most = threads * min(255, REGISTERS_PER_SM // threads)
             self.assertLess(live, most + spilled)
