@@ -44,7 +44,7 @@ PRESSURE = "triton.mix_order_reduction_register_pressure"
 class RowSplitTest(TestCase):
     """Which rows are kept that do not fit in registers: of norms' backwards on an H200."""
 
-    def split(self, columns, size, accumulators=2, streams=2, cc=90, **cost):
+    def split(self, columns, size, accumulators=2, streams=2, cc=90, programs=None, **cost):
         gpu = SimpleNamespace(
             type="cuda", multi_processor_count=132, cc=cc, regs_per_multiprocessor=65536
         )
@@ -61,7 +61,7 @@ class RowSplitTest(TestCase):
             apart=columns % 2 == 1,
             **cost,
         )
-        return row_split(cost, gpu, 20000)
+        return row_split(cost, gpu, 20000, programs)
 
     def how(self, *args, **cost):
         split = self.split(*args, **cost)
@@ -102,6 +102,11 @@ class RowSplitTest(TestCase):
     def test_float32_in_one_stage(self, columns, kept):
         split = self.split(columns, 4, cc=80)
         self.assertEqual((split.reload, split.num_stages), (not kept, 1))
+
+    # autotuned programs share what there is
+    @parametrize("programs,stages", ((1, 2), (2, 1)))
+    def test_stages_of_several_programs(self, programs, stages):
+        self.assertEqual(self.how(13312, 4, programs=programs), (False, 8, stages))
 
     @parametrize("columns", (12296, 12290, 16384))
     def test_half_types(self, columns):

@@ -486,7 +486,7 @@ def row_split(
                 num_warps, wide = WIDE_ROW_WARPS, True
                 break
         else:
-            lacking = keeps_row(cost, kept, wide_row_stages(cost, device))
+            lacking = keeps_row(cost, kept, wide_row_stages(cost, shared_bytes(device)))
             if lacking:
                 num_warps, wide = WIDE_ROW_WARPS, True
     reload = num_warps is None
@@ -516,7 +516,7 @@ def row_split(
     shared = shared_bytes(device) // programs_per_sm
     stages = shared // max(1, tile * cost.stream_bytes)
     if wide:
-        stages = wide_row_stages(cost, device)
+        stages = wide_row_stages(cost, shared)
         # what lacks registers had better be loaded from shared memory, if it can be
         if (cost.apart or width == 1) if lacking else copies_little(cost, device):
             stages = 1
@@ -683,13 +683,13 @@ def shared_bytes(device: DeviceProperties) -> int:
     return (kib - OTHER_SHARED_MEMORY_KIB) * 1024
 
 
-def wide_row_stages(cost: RowCost, device: DeviceProperties) -> int:
+def wide_row_stages(cost: RowCost, shared: int) -> int:
     """
-    Stages of a program of one row that shared memory holds: one more than there are
-    buffers, which are three for two tiles.
+    Stages of a program of one row that ``shared`` bytes of shared memory hold: one more
+    than there are buffers, which are three for two tiles.
     """
     tile_bytes = cost.rnumel * max(1, cost.stream_bytes)
-    return 1 + 2 * shared_bytes(device) // (3 * tile_bytes)
+    return 1 + 2 * shared // (3 * tile_bytes)
 
 
 def keeps_row(cost: RowCost, kept: int, stages: int) -> bool:
