@@ -186,6 +186,11 @@ class RowCost:
         """Of the elements of a row in the mean, in 2 bytes: 1 for half types."""
         return ceildiv(self.stream_bytes, 2 * max(1, self.streams))
 
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 4-byte values that hold a row of each buffer, one of half types too."""
+        return self.streams * max(1, self.width // 2)
+
 
 @dataclasses.dataclass(frozen=True)
 class RowSplit:
@@ -321,7 +326,7 @@ def row_cost(
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
     columns = hint(rnumel, fallback=rblock)
     streamed: dict[str, int] = {}
-    staged, copy_bytes, adjoin, most_adjacent = False, 0, True, 0
+    copy_bytes, adjoin, most_adjacent = 0, True, 0
     invariant: OrderedSet[str] = OrderedSet()
     square = statically_known_equals(xnumel, rnumel)
     for node, dep in ((each, dep) for each in in_kernel for dep in each.read_writes.reads):
@@ -349,7 +354,6 @@ def row_cost(
             streamed[dep.name] = size
             # what masks the end of a row is known of as many columns at once, too
             adjacent = math.gcd(aligned_columns(dep), columns)
-            staged |= adjacent * size % COPY_BYTES == 0
             copy_bytes = max(copy_bytes, adjacent * size)
             most_adjacent = max(most_adjacent, adjacent)
             adjoin &= not dep.is_indirect() and statically_known_equals(
@@ -387,7 +391,7 @@ def row_cost(
             for snode in node.get_nodes()
             for name in SLOW_FUNCTIONS
         ),
-        staged=staged or not streamed,
+        staged=copy_bytes >= COPY_BYTES or not streamed,
         copy_bytes=copy_bytes or VECTOR_BYTES,
         adjoin=adjoin,
         apart=most_adjacent == 1,
@@ -475,20 +479,21 @@ def row_split(
     hoist, wide, lacking, padded = True, False, False, False
     width = cost.width
     if num_warps is None and cost.stores_rows and not cost.slow:
-        kept = kept_columns(cost, WIDE_ROW_WARPS, width)
-        tiles: float = cost.streams * max(1, width // 2) + cost.accumulators
+        kept = kept_columns(cost, WIDE_ROW_WARPS)
+        tiles: float = cost.row_tiles + cost.accumulators
         # Half types are widened, which takes a tile more for each partial. What every row
         # reads may be loaded again sooner than the row.
         tiles += cost.accumulators if width == 1 else WIDE_ROW_OTHER_TILES
         for hoist in (False,) if width == 1 else (True, False):
             values = math.ceil((tiles + hoist * cost.invariants) * kept)
-            if registers(values, WIDE_ROW_WARPS) <= MAX_REGISTERS_PER_THREAD:
-                num_warps, wide = WIDE_ROW_WARPS, True
+            wide = registers(values, WIDE_ROW_WARPS) <= MAX_REGISTERS_PER_THREAD
+            if wide:
                 break
         else:
-            lacking = keeps_row(cost, kept, wide_row_stages(cost, shared_bytes(device)))
-            if lacking:
-                num_warps, wide = WIDE_ROW_WARPS, True
+            stages = wide_row_stages(cost, shared_bytes(device))
+            wide = lacking = keeps_row(cost, kept, stages)
+        if wide:
+            num_warps = WIDE_ROW_WARPS
     reload = num_warps is None
     if num_warps is None:
         padded = width == 1 and cost.columns < cost.rnumel
@@ -567,7 +572,7 @@ def row_split(
         drop_padding=config.triton.mix_order_reduction_drop_padding
         and not reload
         and width == 1
-        and kept_columns(cost, num_warps, width) < cost.rnumel,
+        and kept_columns(cost, num_warps) < cost.rnumel,
     )
 
 
@@ -580,13 +585,12 @@ def takes_all_registers(lacks: bool, programs_per_sm: int) -> bool:
     )
 
 
-def kept_columns(cost: RowCost, num_warps: int, width: int) -> int:
+def kept_columns(cost: RowCost, num_warps: int) -> int:
     """
     Columns of a row that ``num_warps`` keep registers for: whole loads of all threads, of
-    16 bytes each, of elements of 2 * ``width`` bytes. That what is padded beyond those is
-    not there is known at compile time.
+    16 bytes each. That what is padded beyond those is not there is known at compile time.
     """
-    load = num_warps * COLUMNS_PER_WARP // max(1, width)
+    load = num_warps * COLUMNS_PER_WARP // max(1, cost.width)
     return min(cost.rnumel, ceildiv(cost.columns, load) * load)
 
 
@@ -697,19 +701,20 @@ def keeps_row(cost: RowCost, kept: int, stages: int) -> bool:
     Whether a row, of which there would be ``kept`` columns in registers, is kept though they
     do not fit, and spilled in part. Shared memory holds so many ``stages`` of it.
     """
-    if not config.triton.mix_order_reduction_keep_rows or cost.apart:
-        return config.triton.mix_order_reduction_keep_rows
+    if not config.triton.mix_order_reduction_keep_rows:
+        return False
+    if cost.apart:
+        return True
     if cost.width == 1:
         return cost.keeps_rows
-    rows = cost.streams * (cost.width // 2)
-    tiles = (1 + KEPT_OTHER_TILES) * (rows + cost.accumulators)
+    tiles = (1 + KEPT_OTHER_TILES) * (cost.row_tiles + cost.accumulators)
     # what all rows read is loaded as they are, and all but one of it beside them
     tiles += max(0, cost.invariants - 1)
     lacks = registers(math.ceil(tiles * kept), WIDE_ROW_WARPS) - MAX_REGISTERS_PER_THREAD
     share = KEPT_LACKING_SHARE.get(cost.copy_bytes, 0.0)
     if stages < 2:
         share = min(share, UNSTAGED_LACKING_SHARE)
-    return lacks <= share * rows * kept / (WIDE_ROW_WARPS * 32)
+    return lacks <= share * cost.row_tiles * kept / (WIDE_ROW_WARPS * 32)
 
 
 def copies_little(cost: RowCost, device: DeviceProperties) -> bool:
@@ -717,10 +722,7 @@ def copies_little(cost: RowCost, device: DeviceProperties) -> bool:
     Whether rows that asynchronous copies can load are loaded sooner, a few bytes at a time
     as well, where they are fetched ahead.
     """
-    if not (
-        config.triton.mix_order_reduction_prefetch_rows
-        and device.cc >= MIN_PREFETCH_CAPABILITY
-    ):
+    if not can_prefetch_rows(device):
         return False
     if cost.copy_bytes == ALIGNED_COPY_BYTES and cost.columns <= ALIGNED_COPY_COLUMNS:
         return False
@@ -730,16 +732,20 @@ def copies_little(cost: RowCost, device: DeviceProperties) -> bool:
     return cost.staged and cost.adjoin and cost.copy_bytes < least
 
 
+def can_prefetch_rows(device: DeviceProperties) -> bool:
+    """Whether kernels for ``device`` may fetch rows into the L2 cache."""
+    return (
+        config.triton.mix_order_reduction_prefetch_rows
+        and device.cc >= MIN_PREFETCH_CAPABILITY
+    )
+
+
 def can_prefetch(
     cost: RowCost, device: DeviceProperties, xblock: int, programs_per_sm: int
 ) -> bool:
     """Whether the rows of the next tiles can be fetched into the L2 cache."""
     tile_bytes = xblock * cost.columns * cost.stream_bytes
-    return (
-        config.triton.mix_order_reduction_prefetch_rows
-        and device.cc >= MIN_PREFETCH_CAPABILITY
-        and programs_per_sm * tile_bytes <= MAX_PREFETCH_BYTES
-    )
+    return can_prefetch_rows(device) and programs_per_sm * tile_bytes <= MAX_PREFETCH_BYTES
 
 
 def count_programs(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import sympy
 
     from .mix_order_row_split import RowCost, RowSplit
+    from .mix_order_trace import Op
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
@@ -71,11 +72,12 @@ def with_pressure(
     ):
         return cost
     reductions = partials(contiguous, other)
-    found_cost, split = predicted_row_split(contiguous, reductions)
+    ops = operations(contiguous, reductions)
+    found_cost, split = predicted_row_split(contiguous, reductions, ops)
     cost = dataclasses.replace(cost, keeps_rows=found_cost.keeps_rows)
     if split.reload:
         return cost  # which has them all
-    found = predicted(split, contiguous, reductions)
+    found = predicted(split, contiguous, ops)
     return dataclasses.replace(cost, lacks_registers=any(each.excess for each in found))
 
 
@@ -115,11 +117,14 @@ def _row_split(cost: RowCost, contiguous: Sequence[BaseSchedulerNode]) -> RowSpl
 
 
 def predicted_row_split(
-    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
+    contiguous: Sequence[SchedulerNode],
+    other: Sequence[SchedulerNode],
+    ops: Sequence[Op],
 ) -> tuple[RowCost, RowSplit]:
     """
-    What a row of the kernel of these nodes costs, and how it splits them. It keeps rows that
-    would be loaded twice where it is predicted to lack no registers then, or clearly fewer.
+    What a row of the kernel of these nodes costs, which computes ``ops``, and how it splits
+    them. It keeps rows that would be loaded twice where it is predicted to lack no registers
+    then, or clearly fewer.
     """
     cost = planned_cost(contiguous, other)
     split = _row_split(cost, contiguous)
@@ -130,7 +135,7 @@ def predicted_row_split(
     if kept.reload:
         return cost, split
     kept_lacks, lacks = (
-        min(each.excess / each.limit for each in predicted(each_split, contiguous, other))
+        min(each.excess / each.limit for each in predicted(each_split, contiguous, ops))
         for each_split in (kept, split)
     )
     if kept_lacks > max(0, lacks - KEPT_LACKING_LESS):
@@ -267,14 +272,22 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
     return sorted(found.values(), key=lambda node: node.min_order)
 
 
+def operations(
+    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
+) -> tuple[Op, ...]:
+    """What the kernel of these nodes computes, in order."""
+    rows, _ = reduced_numels(contiguous)
+    return Trace.of(rows, contiguous, other)
+
+
 def predicted(
-    split: RowSplit,
-    contiguous: Sequence[SchedulerNode],
-    other: Sequence[SchedulerNode],
+    split: RowSplit, contiguous: Sequence[SchedulerNode], ops: Sequence[Op]
 ) -> list[Pressure]:
-    """Of the kernel of these nodes, in each configuration that it would be launched in."""
-    rows, columns = reduced_numels(contiguous)
-    ops = Trace.of(rows, contiguous, other)
+    """
+    Of the kernel that reduces the rows of ``contiguous`` and computes ``ops``, in each
+    configuration that it would be launched in.
+    """
+    _, columns = reduced_numels(contiguous)
     per_multiprocessor = (
         DeviceProperties.create(contiguous[0].get_device()).regs_per_multiprocessor
         or DEFAULT_REGISTERS_PER_SM
@@ -330,16 +343,15 @@ def _why_spills(
     other: Sequence[SchedulerNode],
     absorbs: bool,
 ) -> Optional[str]:
-    cost, split = predicted_row_split(contiguous, other)
+    ops = operations(contiguous, other)
+    cost, split = predicted_row_split(contiguous, other, ops)
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"
-    rows, _ = reduced_numels(contiguous)
     if split.reload and any(
-        op.name in SLOW_OPS and op.width == Width.TILE
-        for op in Trace.of(rows, contiguous, other)
+        op.name in SLOW_OPS and op.width == Width.TILE for op in ops
     ):
         return "slow functions of rows that are loaded twice would be computed twice"
-    found = predicted(split, contiguous, other)
+    found = predicted(split, contiguous, ops)
     if absorbs:
         refused = all(each.too_high for each in found)
     else:
