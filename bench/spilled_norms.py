@@ -6,36 +6,54 @@ r"""Backwards of norms with much fused into them: fused, not fused, and as the s
 The programs are the first `count` that `graft.lab.pressure_programs` draws with a seed, of fewer
 rows, or those of an earlier OUT. OUT gets a line for each program and contender: microseconds
 (CUDA graph, L2 flushed, the median of three turns' medians of 9), spilled bytes, registers and
-warps of its mix-order kernels, and how far the norms of its outputs are from those of the first
-contender.
+warps of its mix-order kernels, what was decided, and how far the norms of its outputs are from
+those of the first contender.
 
-Workers compile side by side; whoever works on the GPU holds its lock.
+Workers compile side by side, a program each, and when all are ready time theirs one after another:
+nothing else is on the GPU then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
 import os
-import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 TURNS, SAMPLES = 3, 9
 _KNOB = "triton.mix_order_reduction"
-_FUSED = {f"{_KNOB}_non_strict_mode": True, f"{_KNOB}_register_pressure": False}
-CONTENDERS: dict[str, dict[str, Any]] = {
-    "off": {_KNOB: False},
-    "default": {},
-    "fused": _FUSED,
-    # ptxas takes as few as it likes
-    "few": {**_FUSED, f"{_KNOB}_all_registers": False, f"{_KNOB}_share_registers": False},
+# Knobs of Inductor, and constants of its mix_order_spills.
+CONTENDERS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    "off": ({_KNOB: False}, {}),
+    "default": ({}, {}),
+    # all pairs, and all that they would absorb, whatever they spill
+    "fused": (
+        {f"{_KNOB}_non_strict_mode": True, f"{_KNOB}_register_pressure": False},
+        {},
+    ),
+    # all pairs
+    "pairs": (
+        {},
+        {
+            "MAX_SPILLED_SHARE": math.inf,
+            "MAX_SPILLED_TWICE_SHARE": math.inf,
+            "MAX_SPILLED_APART_SHARE": math.inf,
+        },
+    ),
+    # what makes rows that are loaded twice lack registers, too
+    "absorbed": ({}, {"MAX_LACKING_ABSORBED": math.inf}),
 }
 
 
@@ -77,77 +95,136 @@ def inputs(program: Any) -> list[Any]:
     return [make(shape, dtype) for shape, dtype in program.specs()]
 
 
-def measure(program: Any, clock: Any, lock: Any) -> list[dict[str, Any]]:
-    """A row for each contender, which take turns."""
-    import torch
-    import torch._inductor.config as inductor_config
+@contextmanager
+def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
+    """Of mix-order kernels made inside: spilled bytes, registers and warps; and what was decided.
+
+    A decision is of a pair, or of a node to absorb: whether it was refused, rows are loaded twice
+    and elements alone, how many registers a thread would lack, and of a pair how many bytes a
+    program would for each that it saves.
+    """
+    from torch._inductor import mix_order_spills as spills
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     kernels: list[list[int]] = []
-    precompile = CachingAutotuner.precompile
+    decisions: list[dict[str, Any]] = []
+    precompile, why_spills = CachingAutotuner.precompile, spills._why_spills
 
-    def watched(self: Any, *args: Any, **options: Any) -> None:
+    def precompiling(self: Any, *args: Any, **options: Any) -> None:
         precompile(self, *args, **options)
         if "row_split" in self.inductor_meta and not options.get("warm_cache_only"):
             (result,) = self.compile_results
             kernel = result.kernel
             kernels.append([kernel.n_spills * 4, kernel.n_regs, result.config.num_warps])
 
+    def deciding(contiguous: Any, other: Any, absorbs: bool) -> str | None:
+        why = why_spills(contiguous, other, absorbs)
+        ops = spills.operations(contiguous, other)
+        cost, split = spills.predicted_row_split(contiguous, other, ops)
+        found = spills.predicted(split, contiguous, ops)
+        made: dict[str, Any] = {"refused": why is not None, "reload": split.reload}
+        made |= {"apart": cost.apart, "lacks": round(min(each.excess for each in found), 1)}
+        if not absorbs:
+            itemsizes = spills.shared_itemsizes(contiguous, other)
+            if cost.apart:
+                itemsizes = [max(4, size) for size in itemsizes]
+            configs = spills.launch_configs(split)
+            spilled = min(
+                spills.spilled_bytes(each, launch) / launch.xblock
+                for each, launch in zip(found, configs, strict=True)
+            )
+            made["per_saved"] = round(spilled / (cost.columns * sum(itemsizes)), 3)
+        decisions.append(made)
+        return why
+
+    with (
+        mock.patch.object(CachingAutotuner, "precompile", precompiling),
+        mock.patch.object(spills, "_why_spills", deciding),
+    ):
+        yield kernels, decisions
+
+
+def prepare(
+    program: Any, contenders: list[str], clock: Any
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """A row for each contender, and of those that ran what launches it again."""
+    import torch
+    import torch._inductor.config as inductor_config
+    from torch._inductor import mix_order_spills
+
     arguments = inputs(program)
     rows: list[dict[str, Any]] = []
-    replays: list[tuple[dict[str, Any], Any, list[float]]] = []
+    replays: list[Any] = []
     first: list[float] | None = None
-    CachingAutotuner.precompile = watched
-    try:
-        for name, options in CONTENDERS.items():
-            torch._dynamo.reset()
-            kernels.clear()
-            row: dict[str, Any] = {"contender": name}
-            rows.append(row)
-            try:
-                with inductor_config.patch(options):
-                    compiled = torch.compile(program.fn, dynamic=False)
-                    norms = [float(each.float().norm()) for each in compiled(*arguments)]
-            except Exception as error:  # what a compiler raises is the result
-                row["error"] = repr(error)[:300]
-                continue
-            first = first or norms
-            pairs = zip(norms, first, strict=True)
-            row["apart"] = max(abs(a - b) / (abs(b) + 1e-30) for a, b in pairs)
-            row["mix_order"] = [*kernels]  # spilled bytes, registers, warps
+    for name in contenders:
+        torch._dynamo.reset()
+        knobs, constants = CONTENDERS[name]
+        row: dict[str, Any] = {"contender": name}
+        rows.append(row)
+        try:
+            with ExitStack() as stack:
+                for constant, value in constants.items():
+                    stack.enter_context(mock.patch.object(mix_order_spills, constant, value))
+                kernels, decisions = stack.enter_context(watching())
+                stack.enter_context(inductor_config.patch(knobs))
+                compiled = torch.compile(program.fn, dynamic=False)
+                norms = [float(each.float().norm()) for each in compiled(*arguments)]
             replay = clock.capture(lambda compiled=compiled: compiled(*arguments))
-            row["kernels"] = replay.kernels
-            replays.append((row, replay, []))
-        for _ in range(TURNS):
-            for _, replay, times in replays:
-                with lock:
-                    times.append(median(clock.time_us(replay.launch, SAMPLES)))
-        for row, _, times in replays:
-            row["us"] = round(median(times), 2)
-    finally:
-        CachingAutotuner.precompile = precompile
-    return rows
+        except Exception as error:  # what a compiler raises is the result
+            row["error"] = repr(error)[:300]
+            continue
+        first = first or norms
+        pairs = zip(norms, first, strict=True)
+        row["apart"] = max(abs(a - b) / (abs(b) + 1e-30) for a, b in pairs)
+        row |= {"mix_order": kernels, "decisions": decisions, "kernels": replay.kernels}
+        replays.append((row, replay))
+    return rows, replays
 
 
-def work(out: Path, programs: list[Numbered]) -> None:
-    """A line for each program and contender, appended to `out`."""
+def work(
+    out: Path, programs: list[Numbered | None], contenders: list[str], ready: Any, lock: Any
+) -> None:
+    """A line for each program and contender, appended to `out`; all workers have as many programs.
+
+    `ready` is a barrier for all workers, `lock` one that they share.
+    """
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
     import torch._inductor.config as inductor_config
 
     from graft.bench.clock import Clock
-    from graft.bench.gpu_lock import GpuLock
 
     inductor_config.force_disable_caches = True
     clock = Clock(torch.device("cuda"))
-    lock = GpuLock(out.with_suffix(".lock"))
-    for seed, number, program in programs:
-        with torch.cuda.stream(clock.stream):
-            rows = measure(program, clock, lock)
-        with out.open("a") as file:
-            for row in rows:
-                line = {"seed": seed, "number": number, "program": asdict(program), **row}
-                file.write(json.dumps(line) + "\n")
-        torch.cuda.empty_cache()
+    try:
+        for each in programs:
+            rows: list[dict[str, Any]] = []
+            replays: list[Any] = []
+            with torch.cuda.stream(clock.stream):
+                if each is not None:
+                    rows, replays = prepare(each[2], contenders, clock)
+                torch.cuda.synchronize()
+                ready.wait()
+                with lock:
+                    times: list[list[float]] = [[] for _ in replays]
+                    for _ in range(TURNS):
+                        for found, (_, replay) in zip(times, replays, strict=True):
+                            found.append(median(clock.time_us(replay.launch, SAMPLES)))
+                    for found, (row, _) in zip(times, replays, strict=True):
+                        row["us"] = round(median(found), 2)
+                    if each is not None:
+                        seed, number, program = each
+                        what = {"seed": seed, "number": number, "program": asdict(program)}
+                        with out.open("a") as file:
+                            for row in rows:
+                                file.write(json.dumps({**what, **row}) + "\n")
+            replays.clear()
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
+            ready.wait()
+    except BaseException:
+        ready.abort()  # the others would wait for this one
+        raise
 
 
 def main() -> None:
@@ -157,24 +234,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2001)
     parser.add_argument("--count", type=int, default=90)
     parser.add_argument("--again", type=Path, metavar="FILE", help="those of an earlier OUT")
+    parser.add_argument(
+        "--against",
+        default="off,default,pairs,absorbed",
+        metavar="NAMES",
+        help=f"of {', '.join(CONTENDERS)}",
+    )
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.worker is not None:
-        programs = measured(asked.again) if asked.again else drawn(asked.seed, asked.count)
-        work(asked.out, programs[asked.worker :: asked.workers])
-        return
+    contenders = asked.against.split(",")
+    if unknown := [name for name in contenders if name not in CONTENDERS]:
+        parser.error(f"{', '.join(unknown)}: none of {', '.join(CONTENDERS)}")
     if asked.out.exists():
         sys.exit(f"{asked.out} exists\nnext: name another file, or remove it")
-    command = [sys.executable, *sys.argv, "--workers", str(asked.workers)]
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    found = measured(asked.again) if asked.again else drawn(asked.seed, asked.count)
+    # workers wait for each other
+    programs: list[Numbered | None] = [*found, *[None] * (-len(found) % asked.workers)]
+    spawn = multiprocessing.get_context("spawn")
+    ready, lock = spawn.Barrier(asked.workers), spawn.Lock()
     running = [
-        subprocess.Popen([*command, "--worker", str(worker)], env=environment)
-        for worker in range(asked.workers)
+        spawn.Process(
+            target=work,
+            args=(asked.out, programs[i :: asked.workers], contenders, ready, lock),
+        )
+        for i in range(asked.workers)
     ]
-    failed = sum(each.wait() != 0 for each in running)
-    asked.out.with_suffix(".lock").unlink(missing_ok=True)
-    if failed:
+    for each in running:
+        each.start()
+    for each in running:
+        each.join()
+    if failed := sum(each.exitcode != 0 for each in running):
         sys.exit(f"{failed} of {asked.workers} workers failed; {asked.out} has what was measured")
 
 

@@ -203,15 +203,30 @@ class ModelTest(TestCase):
 
     def test_unaligned_rows(self):
         # two elements of 16 bits share a register where they are loaded at once; four of
-        # 32 bits are stored at once
-        for columns, registers, unaligned in (
-            (8192, 32, 0),
-            (8188, 32, 0),
-            (8190, 32, 1),
-            (8191, 64, 1),
-        ):
-            demand = Demand.of(norm_backward(), columns, RELOAD)
-            self.assertEqual((demand.loads, demand.unaligned), (registers, unaligned))
+        # 32 bits are stored at once, or each partial has addresses and masks of its own
+        for partials in (1, 3):
+            for columns, registers, unaligned in (
+                (8192, 32, 0),
+                (8188, 32, 0),
+                (8190, 32, partials),
+                (8191, 64, partials),
+            ):
+                demand = Demand.of(norm_backward(partials), columns, RELOAD)
+                self.assertEqual((demand.loads, demand.unaligned), (registers, unaligned))
+
+    def test_vectors_are_loaded_again(self):
+        ops = norm_backward()
+        ops += [Op("load", (), Width.COLUMNS, 32, 16) for _ in range(3)]
+        for launch, expect in ((EIGHT_WARPS, 0), (RELOAD, 3)):
+            self.assertEqual(Demand.of(ops, 8192, launch).vectors, expect)
+
+    def test_what_was_loaded_is_held_for_accumulators_of_whole_tiles(self):
+        ops = norm_backward()
+        launch = LaunchConfig(xblock=4, num_warps=4)
+        self.assertEqual(Demand.of(ops, 512, launch).held, 0)
+        launch = dataclasses.replace(launch, accumulate_tiles=True)
+        # 16 elements of dy and of x, in pairs
+        self.assertEqual(Demand.of(ops, 512, launch).held, 2 * 16 / 2)
 
     def test_operations_on_tiles(self):
         # two products; neither what is loaded, stored or reduced, nor what a row computes
@@ -225,6 +240,9 @@ class ModelTest(TestCase):
         self.assertEqual(Demand.of(ops, 8192, EIGHT_WARPS).operations, 2 * 32 * 8)
         ops += [Op("add", (2, 4), Width.TILE, 32)]
         self.assertEqual(Demand.of(ops, 8192, EIGHT_WARPS).operations, 3 * 32 * 8)
+        # and what is made of vectors, where each row loads them
+        loop = dataclasses.replace(EIGHT_WARPS, hoist=False)
+        self.assertEqual(Demand.of(ops, 8192, loop).operations, 4 * 32 * 8)
 
     def test_random_numbers_take_registers(self):
         ops = [*norm_backward(), Op("rand", (), Width.TILE, 32)]
@@ -237,6 +255,9 @@ class ModelTest(TestCase):
         loop = dataclasses.replace(EIGHT_WARPS, hoist=False)
         found = [Demand.of(ops, 8192, how).hoisted for how in (EIGHT_WARPS, loop)]
         self.assertEqual(found, [32, 0])
+        # a thread has two rows of a tile of four
+        rows = LaunchConfig(xblock=4, num_warps=4)
+        self.assertEqual(Demand.of(ops, 512, rows).hoisted, 2 * 8)
 
     def test_what_is_not_hoisted_is_loaded_as_the_row_is(self):
         ops = [tile_load(), Op("load", (), Width.COLUMNS, 32, 16)]

@@ -3,6 +3,7 @@
 import re
 
 import torch
+from torch._inductor.mix_order_pressure import LaunchConfig, pressure
 from torch._inductor.runtime.registers import all_registers
 from torch._inductor.test_case import run_tests, TestCase
 from torch.testing._internal.common_utils import (
@@ -52,6 +53,11 @@ class ShareTest(TestCase):
     def test_least(self):
         # ptxas refuses 0, which would be these programs' share
         self.assertEqual(all_registers(65536, 32, 16), 24)
+
+    def test_prediction(self):
+        for sharing, limit in ((1, 255), (2, 128), (4, 64)):
+            launch = LaunchConfig(xblock=2, num_warps=8, sharing=sharing)
+            self.assertEqual(pressure((), 2050, launch).limit, limit)
 
 
 @nvidia_only

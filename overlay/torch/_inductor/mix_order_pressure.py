@@ -10,8 +10,8 @@ ptxas issues all loads from memory of a pass before it computes, whatever it has
 for them; those from shared memory, into which stages of the loop copy, it does not,
 unless a function has branches, behind which it moves no load.
 To that come a tile that is being computed, what is to be stored, and what branches, each
-tensor, each operation and rows that begin anywhere take. Where the need is more than a
-thread may have, ptxas spills.
+tensor, each operation, vectors that are loaded again and partials of rows that begin
+anywhere take. Where the need is more than a thread may have, ptxas spills.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LaunchConfig:
     tile, warps, stages of the loop over tiles, and whether a row is loaded again when
     its reductions are known, what all rows read once, before the loop, and a partial
     accumulator a whole tile; whether a thread has as many columns of each tile as of the
-    widest type, not of the narrowest; and whether what pads a row is left out of its
+    widest type, not of the narrowest; how many programs are told that they share the
+    registers of a multiprocessor; and whether what pads a row is left out of its
     accumulators before they are stored.
     """
 
@@ -55,6 +56,7 @@ class LaunchConfig:
     hoist: bool = True
     accumulate_tiles: bool = False
     even_vectors: bool = True
+    sharing: int = 1
     drop_padding: bool = False
 
 
@@ -65,9 +67,11 @@ class Demand:
     said otherwise.
 
     accumulators: of the partials, throughout
-    hoisted: column vectors that were loaded before the loop over rows, throughout
+    hoisted: column vectors that were loaded before the loop over rows, for each row of a
+        tile, throughout
     tiles: live across a row reduction, unless rows are loaded again, with the column
         vectors that each row loads
+    held: where accumulators are whole tiles, what was loaded
     loads: in flight from memory, for what waits for no row reduction; where rows are
         loaded again, of a pass
     computed: a tile
@@ -77,20 +81,24 @@ class Demand:
         of what is loaded from shared memory before them; and of random numbers, whose
         generator has registers of its own
     pointers: a number, of loads and stores
-    unaligned: 1 where a row's elements cannot be stored as float32 in 16 bytes: they have
-        addresses and masks of their own
+    vectors: a number, of column vectors that each pass loads where rows are loaded again
+    unaligned: a number, of partials of rows whose elements cannot be stored as float32 in
+        16 bytes: they have addresses and masks of their own
     operations: a number, on tiles, of each element of a lane, in all warps; the more
-        there are for the registers of a multiprocessor, the more does ptxas have under way
+        there are for the registers of a multiprocessor, the more does ptxas have under
+        way. A third more where each row loads the column vectors, for what is made of them
     """
 
     accumulators: float
     hoisted: float
     tiles: float
+    held: float
     loads: float
     computed: float
     stored: float
     branches: float
     pointers: float
+    vectors: float
     unaligned: float
     operations: float
 
@@ -99,8 +107,8 @@ class Demand:
         """Of the kernel that computes ``ops`` on rows of ``columns``."""
         layout = Layout.of(ops, columns, launch)
         vector, tile = layout.elements[Width.COLUMNS], layout.elements[Width.TILE]
-        accumulators = sum(op.bits for op in ops if op.name == "partial") / 32
-        hoisted = sum(op.bits for op in _accesses(ops, "load", Width.COLUMNS)) / 32
+        partials = [op.bits / 32 for op in ops if op.name == "partial"]
+        vectors = [op.bits / 32 for op in _accesses(ops, "load", Width.COLUMNS)]
         # of what each row loads
         widths = (Width.TILE,) if launch.hoist else (Width.TILE, Width.COLUMNS)
         if launch.reload:
@@ -123,11 +131,13 @@ class Demand:
         # what is loaded once, and needed after a reduction, is live there anyway
         staged = most(passes) - loaded if slow and launch.reload else 0.0
         return cls(
-            accumulators=accumulators
+            accumulators=sum(partials)
             * (tile if launch.accumulate_tiles else vector)
             * layout.padding,
-            hoisted=launch.hoist * hoisted * vector,
+            hoisted=launch.hoist * sum(vectors) * tile,
             tiles=tiles,
+            held=launch.accumulate_tiles
+            * layout.registers(_accesses(ops, "load", Width.TILE)),
             loads=loaded,
             computed=tile,
             stored=layout.registers(_accesses(ops, "store", Width.TILE)),
@@ -135,9 +145,11 @@ class Demand:
             pointers=sum(
                 op.name in ("load", "store") and op.width != Width.SCALAR for op in ops
             ),
-            unaligned=float(layout.run < _PARTIALS_AT_ONCE),
+            vectors=float(launch.reload * len(vectors)),
+            unaligned=float((layout.run < _PARTIALS_AT_ONCE) * len(partials)),
             operations=tile
             * launch.num_warps
+            * (1 if launch.hoist else 4 / 3)
             * sum(name not in _NOT_COMPUTED for name in on_tiles),
         )
 
@@ -367,24 +379,26 @@ class Coefficients:
         )
 
 
-# Fitted on 5681 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
+# Fitted on 7238 kernels of norms' backwards on 128 to 16384 columns, compiled for sm_80,
 # sm_90 and sm_100 by the ptxas of Triton 3.6.0, and judged on others.
 COEFFICIENTS = Coefficients(
-    base=-30.13,
+    base=-14.05,
     each=Demand(
-        accumulators=1.17,
-        hoisted=0.5766,
-        tiles=0.6345,
-        loads=0.4215,
-        computed=1.259,
-        stored=0.6117,
-        branches=1.305,
-        pointers=1.996,
-        unaligned=38.1,
-        operations=0.007618,
+        accumulators=1.141,
+        hoisted=0.6903,
+        tiles=0.9992,
+        held=0.3945,
+        loads=0.5169,
+        computed=0.544,
+        stored=0.1004,
+        branches=1.05,
+        pointers=0.6093,
+        vectors=5.614,
+        unaligned=3.423,
+        operations=0.0097,
     ),
-    over_64_bytes=-3.655,
-    over_256_bytes=40.8,
+    over_64_bytes=-3.913,
+    over_256_bytes=40.43,
 )
 
 
@@ -426,5 +440,5 @@ def pressure(
     Of the kernel that computes ``ops`` on rows of ``columns`` (R0_BLOCK is the next
     power of two), launched as ``launch``.
     """
-    limit = all_registers(registers_per_multiprocessor, launch.num_warps)
+    limit = all_registers(registers_per_multiprocessor, launch.num_warps, launch.sharing)
     return Pressure(COEFFICIENTS.need(Demand.of(ops, columns, launch)), limit)

@@ -50,7 +50,11 @@ MAX_SPILLED_SHARE = 2
 # Where rows are loaded twice.
 MAX_SPILLED_TWICE_SHARE = 1.2
 # Of rows whose elements are loaded one at a time.
-MAX_SPILLED_APART_SHARE = 1.15
+MAX_SPILLED_APART_SHARE = 3
+# Of the registers that a thread may have, those that a kernel which loads rows twice may
+# lack with a node that it need not have: less than it takes to spill much, where a kernel
+# of its own for the node reads the rows once more.
+MAX_LACKING_ABSORBED = 1 / 16
 # What takes long to compute, and where rows are loaded twice, is computed so, by few warps.
 SLOW_OPS = (*SLOW_FUNCTIONS, "rand", "randn")
 # Of the registers that a thread may have, those that a row of half types that is kept
@@ -157,6 +161,7 @@ def launch_configs(split: RowSplit) -> list[LaunchConfig]:
             split.hoist,
             split.accumulate_tiles,
             config.triton.mix_order_reduction_even_vectors,
+            split.programs_per_sm if split.all_registers else 1,
             split.drop_padding,
         )
         for xblock, num_warps, num_stages in configs
@@ -353,7 +358,11 @@ def _why_spills(
         return "slow functions of rows that are loaded twice would be computed twice"
     found = predicted(split, contiguous, ops)
     if absorbs:
-        refused = all(each.too_high for each in found)
+        refused = all(
+            each.too_high
+            or (split.reload and each.excess > MAX_LACKING_ABSORBED * each.limit)
+            for each in found
+        )
     else:
         saved = worth_spilling(cost, split.reload, shared_itemsizes(contiguous, other))
         refused = all(

@@ -254,17 +254,13 @@ _COUNT_SCALE = 70.0
 _MISS_WEIGHT = 4.0
 # The share of spilling kernels that the lines let pass.
 _MISSED = 0.01
-# Registers by which the line at SPILL_BYTES is lower than that: the need of a kernel that was not
-# fitted on is further off. With each eighth of the programs judged by a fit on the others, 99 % of
-# those that spill are above.
-_MARGIN = 3.5
 # Up to this many bytes of local memory a thread are no spill: 16 words. A kernel that needs a
 # register more than there are has a handful, and so have some with registers to spare.
 SPILL_BYTES = 64
 # From this many on a kernel should do less.
 HIGH_BYTES = 256
 # The programs of these seeds were not compiled before terms, coefficients and lines were fixed.
-HELD_OUT_SEEDS = (*range(695, 700), *range(1091, 1100))
+HELD_OUT_SEEDS = (*range(1701, 1705), *range(1711, 1715))
 FOLDS = 8
 
 
@@ -319,6 +315,7 @@ def samples(path: Path) -> list[Sample]:
                 line["split"]["hoist"],
                 line["split"].get("accumulate_tiles", False),
                 line.get("even_vectors", False),
+                line["split"]["programs_per_sm"] if line["split"].get("all_registers") else 1,
                 line["split"].get("drop_padding", False),
             )
             demand = model.Demand.of(ops, line["columns"], launch)
@@ -341,7 +338,7 @@ def fit(found: list[Sample], without: tuple[int, ...] = ()) -> list[float]:
 
     The terms at the positions `without` get none, and nor does one that would be negative: nothing
     that is held takes less than nothing. The lines are drawn where `_MISSED` of the kernels of
-    `found` that spill over `SPILL_BYTES`, or `HIGH_BYTES`, need less; the first `_MARGIN` below.
+    `found` that spill over `SPILL_BYTES`, or `HIGH_BYTES`, need less.
 
     Minimises the logistic loss of 'spills' over need less limit, and the squared error of the
     need where it is known: convex, by Newton's method.
@@ -374,9 +371,9 @@ def fit(found: list[Sample], without: tuple[int, ...] = ()) -> list[float]:
     over = terms @ solution - limit
     spill_bytes = np.array([sample.spill_bytes for sample in found])
     lines = []
-    for bytes_, margin in ((SPILL_BYTES, _MARGIN), (HIGH_BYTES, 0.1)):
+    for bytes_ in (SPILL_BYTES, HIGH_BYTES):
         spilling = np.sort(over[spill_bytes > bytes_])
-        lines.append(spilling[int(_MISSED * len(spilling))] - margin)
+        lines.append(np.nextafter(spilling[int(_MISSED * len(spilling))], -np.inf))
     return [float(value) for value in (*solution, *lines)]
 
 
