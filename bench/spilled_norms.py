@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ CONTENDERS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
         {f"{_KNOB}_non_strict_mode": True, f"{_KNOB}_register_pressure": False},
         {},
     ),
-    # all pairs
+    # all pairs that are not refused for something else than what they spill
     "pairs": (
         {},
         {
@@ -54,6 +55,8 @@ CONTENDERS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     ),
     # what makes rows that are loaded twice lack registers, too
     "absorbed": ({}, {"MAX_LACKING_ABSORBED": math.inf}),
+    # or nothing that makes them lack any
+    "never": ({}, {"MAX_LACKING_ABSORBED": 0}),
 }
 
 
@@ -124,8 +127,8 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
         found = spills.predicted(split, contiguous, ops)
         made: dict[str, Any] = {"refused": why is not None, "reload": split.reload}
         made |= {"apart": cost.apart, "lacks": round(min(each.excess for each in found), 1)}
-        if not absorbs:
-            itemsizes = spills.shared_itemsizes(contiguous, other)
+        itemsizes = spills.shared_itemsizes(contiguous, other)
+        if not absorbs and itemsizes:
             if cost.apart:
                 itemsizes = [max(4, size) for size in itemsizes]
             configs = spills.launch_configs(split)
@@ -196,35 +199,56 @@ def work(
 
     inductor_config.force_disable_caches = True
     clock = Clock(torch.device("cuda"))
-    try:
-        for each in programs:
-            rows: list[dict[str, Any]] = []
-            replays: list[Any] = []
-            with torch.cuda.stream(clock.stream):
-                if each is not None:
+    for each in programs:
+        rows: list[dict[str, Any]] = []
+        replays: list[Any] = []
+        with torch.cuda.stream(clock.stream):
+            if each is not None:
+                try:
                     rows, replays = prepare(each[2], contenders, clock)
-                torch.cuda.synchronize()
-                ready.wait()
-                with lock:
-                    times: list[list[float]] = [[] for _ in replays]
-                    for _ in range(TURNS):
-                        for found, (_, replay) in zip(times, replays, strict=True):
-                            found.append(median(clock.time_us(replay.launch, SAMPLES)))
-                    for found, (row, _) in zip(times, replays, strict=True):
-                        row["us"] = round(median(found), 2)
-                    if each is not None:
-                        seed, number, program = each
-                        what = {"seed": seed, "number": number, "program": asdict(program)}
-                        with out.open("a") as file:
-                            for row in rows:
-                                file.write(json.dumps({**what, **row}) + "\n")
-            replays.clear()
-            torch._dynamo.reset()
-            torch.cuda.empty_cache()
+                except torch.cuda.OutOfMemoryError as error:  # of the inputs: the others go on
+                    rows = [{"contender": name, "error": repr(error)[:300]} for name in contenders]
+            torch.cuda.synchronize()
             ready.wait()
-    except BaseException:
-        ready.abort()  # the others would wait for this one
-        raise
+            with lock:
+                times: list[list[float]] = [[] for _ in replays]
+                for _ in range(TURNS):
+                    for found, (_, replay) in zip(times, replays, strict=True):
+                        found.append(median(clock.time_us(replay.launch, SAMPLES)))
+                for found, (row, _) in zip(times, replays, strict=True):
+                    row["us"] = round(median(found), 2)
+                if each is not None:
+                    seed, number, program = each
+                    what = {"seed": seed, "number": number, "program": asdict(program)}
+                    with out.open("a") as file:
+                        for row in rows:
+                            file.write(json.dumps({**what, **row}) + "\n")
+            ready.wait()
+        replays.clear()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+
+
+def finish(running: list[Any]) -> str | None:
+    """Wait for the workers; what failed, if one did: the others, which wait for it, are ended."""
+    pending = {each.sentinel: each for each in running}
+    while pending:
+        for sentinel in multiprocessing.connection.wait(list(pending)):
+            ended = pending.pop(sentinel)
+            ended.join()
+            if ended.exitcode != 0:
+                for each in pending.values():
+                    each.terminate()
+                    each.join()
+                return f"{ended.name} failed with exit code {ended.exitcode}"
+    return None
+
+
+def positive(text: str) -> int:
+    """A number of the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number")
+    return int(text)
 
 
 def main() -> None:
@@ -232,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=2001)
-    parser.add_argument("--count", type=int, default=90)
+    parser.add_argument("--count", type=positive, default=90)
     parser.add_argument("--again", type=Path, metavar="FILE", help="those of an earlier OUT")
     parser.add_argument(
         "--against",
@@ -240,7 +264,8 @@ def main() -> None:
         metavar="NAMES",
         help=f"of {', '.join(CONTENDERS)}",
     )
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    workers = max(1, (os.cpu_count() or 2) - 1)
+    parser.add_argument("--workers", type=positive, default=workers)
     asked = parser.parse_args()
     contenders = asked.against.split(",")
     if unknown := [name for name in contenders if name not in CONTENDERS]:
@@ -261,10 +286,8 @@ def main() -> None:
     ]
     for each in running:
         each.start()
-    for each in running:
-        each.join()
-    if failed := sum(each.exitcode != 0 for each in running):
-        sys.exit(f"{failed} of {asked.workers} workers failed; {asked.out} has what was measured")
+    if failure := finish(running):
+        sys.exit(f"{failure}; {asked.out} has what was measured")
 
 
 if __name__ == "__main__":

@@ -214,10 +214,11 @@ class ModelTest(TestCase):
                 demand = Demand.of(norm_backward(partials), columns, RELOAD)
                 self.assertEqual((demand.loads, demand.unaligned), (registers, unaligned))
 
-    def test_vectors_are_loaded_again(self):
+    def test_vectors_beside_rows_that_are_loaded_again(self):
         ops = norm_backward()
         ops += [Op("load", (), Width.COLUMNS, 32, 16) for _ in range(3)]
-        for launch, expect in ((EIGHT_WARPS, 0), (RELOAD, 3)):
+        loop = dataclasses.replace(RELOAD, hoist=False)
+        for launch, expect in ((EIGHT_WARPS, 0), (RELOAD, 3), (loop, 3)):
             self.assertEqual(Demand.of(ops, 8192, launch).vectors, expect)
 
     def test_what_was_loaded_is_held_for_accumulators_of_whole_tiles(self):

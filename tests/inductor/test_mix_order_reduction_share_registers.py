@@ -1,9 +1,11 @@
 # Owner(s): ["module: inductor"]
 
 import re
+from types import SimpleNamespace
 
 import torch
 from torch._inductor.mix_order_pressure import LaunchConfig, pressure
+from torch._inductor.mix_order_spills import launch_configs
 from torch._inductor.runtime.registers import all_registers
 from torch._inductor.test_case import run_tests, TestCase
 from torch.testing._internal.common_utils import (
@@ -58,6 +60,21 @@ class ShareTest(TestCase):
         for sharing, limit in ((1, 255), (2, 128), (4, 64)):
             launch = LaunchConfig(xblock=2, num_warps=8, sharing=sharing)
             self.assertEqual(pressure((), 2050, launch).limit, limit)
+
+    @parametrize("all_registers,sharing", ((True, 4), (False, 1)))
+    def test_prediction_of_a_row_split(self, all_registers, sharing):
+        split = SimpleNamespace(
+            programs_per_sm=4,
+            all_registers=all_registers,
+            reload=False,
+            hoist=True,
+            accumulate_tiles=False,
+            drop_padding=False,
+            inductor_meta=lambda: {"configs": [(2, 8, 1)]},
+        )
+        (launch,) = launch_configs(split)
+        self.assertEqual((launch.xblock, launch.num_warps), (2, 8))
+        self.assertEqual((launch.sharing, launch.even_vectors), (sharing, True))
 
 
 @nvidia_only

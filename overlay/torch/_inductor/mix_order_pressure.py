@@ -10,8 +10,8 @@ ptxas issues all loads from memory of a pass before it computes, whatever it has
 for them; those from shared memory, into which stages of the loop copy, it does not,
 unless a function has branches, behind which it moves no load.
 To that come a tile that is being computed, what is to be stored, and what branches, each
-tensor, each operation, vectors that are loaded again and partials of rows that begin
-anywhere take. Where the need is more than a thread may have, ptxas spills.
+tensor, each operation, vectors beside rows that are loaded again and partials of rows that
+begin anywhere take. Where the need is more than a thread may have, ptxas spills.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Demand:
         of what is loaded from shared memory before them; and of random numbers, whose
         generator has registers of its own
     pointers: a number, of loads and stores
-    vectors: a number, of column vectors that each pass loads where rows are loaded again
+    vectors: a number, of column vectors where rows are loaded again, in each pass or before
     unaligned: a number, of partials of rows whose elements cannot be stored as float32 in
         16 bytes: they have addresses and masks of their own
     operations: a number, on tiles, of each element of a lane, in all warps; the more

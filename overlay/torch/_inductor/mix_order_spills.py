@@ -43,14 +43,16 @@ if TYPE_CHECKING:
 
 
 # Bytes that a program of a pair may spill for each that it need not read again. What is
-# spilled is in a cache. Of 72 kernels of norms' backwards that need more registers than
-# there are, on an H200, 11 lack less: they take 0.67 to 1.09 times as long as two
-# kernels. Of the 61 others 56 take longer, up to 22 times as long.
+# spilled is in a cache. Of norms' backwards that keep their rows, on an H200, four lack
+# less than half a byte: they take 0.74 to 1.40 times as long as two kernels. Of 11 that
+# lack more than 2.4 nine take longer, up to 5.7 times as long.
 MAX_SPILLED_SHARE = 2
 # Where rows are loaded twice.
 MAX_SPILLED_TWICE_SHARE = 1.2
-# Of rows whose elements are loaded one at a time.
-MAX_SPILLED_APART_SHARE = 3
+# Of rows whose elements are loaded one at a time, and kept: norms of 14001 columns lack
+# 0.85, and take 0.85 times as long as two kernels; those of 15001 lack 0.92, and take 1.05
+# to 1.14 times as long.
+MAX_SPILLED_APART_SHARE = 0.9
 # Of the registers that a thread may have, those that a kernel which loads rows twice may
 # lack with a node that it need not have: less than it takes to spill much, where a kernel
 # of its own for the node reads the rows once more.
@@ -315,10 +317,12 @@ def worth_spilling(cost: RowCost, reload: bool, itemsizes: Sequence[int]) -> flo
     them, where both sides read elements of ``itemsizes``. What is loaded one element at a
     time takes as long as if those had 4 bytes at least, as what is spilled has.
     """
+    share: float = MAX_SPILLED_SHARE
     if cost.apart:
         itemsizes = [max(4, size) for size in itemsizes]
-        return MAX_SPILLED_APART_SHARE * cost.columns * sum(itemsizes)
-    share = MAX_SPILLED_TWICE_SHARE if reload else MAX_SPILLED_SHARE
+        share = MAX_SPILLED_APART_SHARE
+    if reload:
+        share = MAX_SPILLED_TWICE_SHARE
     return share * cost.columns * sum(itemsizes)
 
 
