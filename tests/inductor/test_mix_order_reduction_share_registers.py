@@ -61,8 +61,8 @@ class ShareTest(TestCase):
             launch = LaunchConfig(xblock=2, num_warps=8, sharing=sharing)
             self.assertEqual(pressure((), 2050, launch).limit, limit)
 
-    @parametrize("all_registers,sharing", ((True, 4), (False, 1)))
-    def test_prediction_of_a_row_split(self, all_registers, sharing):
+    @parametrize("all_registers,limit", ((True, 64), (False, 255)))
+    def test_prediction_of_a_row_split(self, all_registers, limit):
         split = SimpleNamespace(
             programs_per_sm=4,
             all_registers=all_registers,
@@ -74,7 +74,7 @@ class ShareTest(TestCase):
         )
         (launch,) = launch_configs(split)
         self.assertEqual((launch.xblock, launch.num_warps), (2, 8))
-        self.assertEqual((launch.sharing, launch.even_vectors), (sharing, True))
+        self.assertEqual(pressure((), 2050, launch).limit, limit)
 
 
 @nvidia_only
