@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
@@ -69,3 +70,13 @@ def realize_slow_functions(x: TensorBox, uses: int) -> None:
         )
     ):
         box.realize()
+
+
+def sigmoidal(name: str, otherwise: str) -> str:
+    """
+    What a Triton kernel calls for erf, tanh or sigmoid: ``triton_helpers`` on NVIDIA's
+    GPUs, whose approximate instructions they are made of, ``otherwise`` elsewhere.
+    """
+    device = V.graph.get_current_device_or_throw().type
+    nvidia = device == "cuda" and torch.version.hip is None
+    return f"{'triton_helpers' if nvidia else otherwise}.{name}"

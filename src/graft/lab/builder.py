@@ -177,7 +177,7 @@ LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "copysign": torch.copysign, "cos": torch.cos, "cosh": torch.cosh,
     "cyl_bessel_i0": torch.special.i0, "cyl_bessel_i1": torch.special.i1, "erf": torch.erf,
     "erfc": torch.erfc, "erfcx": torch.special.erfcx, "erfinv": torch.erfinv, "exp": torch.exp,
-    "exp2": torch.exp2, "expm1": torch.expm1, "fabs": torch.abs, "finite": torch.isfinite,
+    "exp2": torch.exp2, "expm1": torch.expm1, "fabs": torch.abs, "fdivide": torch.true_divide, "finite": torch.isfinite,
     "floor": torch.floor, "fma": lambda x, y, z: x * y + z, "fmod": torch.fmod,
     "hypot": torch.hypot, "isinf": torch.isinf, "isnan": torch.isnan,
     "j0": torch.special.bessel_j0, "j1": torch.special.bessel_j1, "y0": torch.special.bessel_y0,
