@@ -114,6 +114,20 @@ def test_calls_of_what_is_not_generated_are_counted(lab, tmp_path):
     assert [kernel["kind"] for kernel in graph["kernels"]] == ["pointwise"]
 
 
+def test_a_product_that_a_gpu_would_time_is_padded(lab, tmp_path):
+    path = tmp_path / "head.py"
+    path.write_text(
+        "import torch\n"
+        "def head(device):\n"
+        "    bf16 = dict(device=device, dtype=torch.bfloat16)\n"
+        "    x, w = torch.empty(4096, 1024, **bf16), torch.empty(1024, 5025, **bf16)\n"
+        "    return (lambda x, w: (x @ w).float().logsumexp(1)), (x, w)\n"
+    )
+    (graph,) = lab("compile", f"{path}:head", ())
+    assert graph["extern_calls"] == 1
+    assert "5032" in graph["wrapper"]
+
+
 def test_identical_kernels_of_other_names_have_one_key(lab):
     (graph,) = lab("compile", "layer_norm_backward", [XNUMEL, RNUMEL])
     # dweight and dbias are cast by the same kernel, where the final reduction does not cast them.

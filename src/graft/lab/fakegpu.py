@@ -61,6 +61,7 @@ def install(device: Device) -> None:
     _describe_to_autograd()
     attention.describe(device)
     _fold_constants_on_the_host()
+    _pad_without_a_benchmark()
     _describe_to_triton(device)
     _installed = device
 
@@ -195,6 +196,17 @@ def _fold_constants_on_the_host() -> None:
                 return super().run()
 
     joint_graph.UniformValueConstantFolder = HostConstantFolder  # type: ignore[misc]
+
+
+def _pad_without_a_benchmark() -> None:
+    """Matrix products that Inductor would time with and without padding are padded.
+
+    What is asked comes after `is_mm_compute_bound`: rows that are not aligned, of a vocabulary of
+    50257, say, are padded on a GPU too.
+    """
+    from torch._inductor.fx_passes import pad_mm
+
+    pad_mm.get_cached_should_pad = lambda key: True  # type: ignore[assignment]
 
 
 def _forget_earlier_answers() -> None:
