@@ -28,7 +28,8 @@ class Kernel:
     `bytes` are what one launch must move: each buffer that it reads, once, as far as its index
     reaches, and each that it writes. Where that is an upper bound, `bounds` says why: `indirect`
     (which elements, the data says: as many as are asked for count, or as there are, if these are
-    fewer), `masked` (a part of the reads is masked). `writes` names the nodes of the FX graphs whose values it leaves in memory.
+    fewer), `masked` (a part of the reads is masked). `writes` names the nodes of the FX graphs
+    whose values it leaves in memory.
     """
 
     name: str
