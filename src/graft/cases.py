@@ -33,6 +33,9 @@ class Case:
     `shapes` are named groups; the first shape of "default" is what `graft explain` uses.
     `bytes_moved` gives the bytes that must move at a shape and dtype: each input read once, each
     output written once.
+
+    Of a training step: `whole_batch` says that its loss is no mean over the batch, so that its
+    reference is the whole batch in float32; `dropout`, that its model drops at random.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Case:
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     bytes_moved: Callable[[Shape, torch.dtype], int] | None = None
     model: Callable[[torch.device], torch.nn.Module] | None = None
+    whole_batch: bool = False
+    dropout: bool = False
 
     @property
     def default_shape(self) -> Shape:
@@ -84,11 +89,15 @@ def load_all(folder: Path = FOLDER) -> dict[str, Case]:
 
 
 def find(name: str) -> Case:
-    """The case called `name`, or what `file.py:attribute` names. Raises UsageError."""
+    """The case or the model called `name`, or what `file.py:attribute` names. Raises UsageError."""
     if ":" in name:
         return _from_file(name)
     known = load_all()
     if name not in known:
+        from graft.bench import models
+
+        if name in models.catalogue():
+            return models.case(models.catalogue()[name])
         raise UsageError(
             f"there is no case called {name!r}{nearest(name, known)}", next="graft explain --list"
         )

@@ -72,22 +72,22 @@ def test_cases_are_chosen_by_name_glob_and_file():
 
 def test_gpus_are_those_that_are_visible(monkeypatch):
     monkeypatch.setattr(cli, "cuda_device_count", lambda: 4)
-    assert cli._gpus("", ["c"]) == ["0", "1", "2", "3"]
-    assert cli._gpus("1,3", ["c"]) == ["1", "3"]
+    assert cli.chosen_gpus("", ["c"]) == ["0", "1", "2", "3"]
+    assert cli.chosen_gpus("1,3", ["c"]) == ["1", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert cli._gpus("0,2", ["c"]) == ["4", "6"]
+    assert cli.chosen_gpus("0,2", ["c"]) == ["4", "6"]
     with pytest.raises(UsageError, match="no GPU 9; there are 4"):
-        cli._gpus("9", ["c"])
+        cli.chosen_gpus("9", ["c"])
 
 
 def test_under_torchrun_one_rank_runs_the_lanes_of_all(monkeypatch):
     monkeypatch.setattr(cli, "cuda_device_count", lambda: 4)
     for name, value in (("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
-    assert cli._gpus("", ["c"]) == ["0", "1"]
+    assert cli.chosen_gpus("", ["c"]) == ["0", "1"]
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="one host"):
-        cli._gpus("", ["c"])
+        cli.chosen_gpus("", ["c"])
     monkeypatch.setenv("LOCAL_RANK", "1")  # has nothing to do, nor to say
     other = run("no_such_case")
     assert (other.exit_code, other.output) == (0, "")

@@ -39,7 +39,7 @@ def bench(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda *args: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *args: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *args: 350)
-    monkeypatch.setattr(worker, "_profile", lambda step: {"triton_us": 0.0, "rest_us": 1.0})
+    monkeypatch.setattr(worker, "_profile", lambda *step: {"triton_us": 0.0, "rest_us": 1.0})
     made = worker.Worker()
     made.device, made.clock, made.impl = CPU, HostClock(), "eager"
 

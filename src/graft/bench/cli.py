@@ -1,4 +1,4 @@
-"""`graft bench`: measure, compare, report, tables."""
+"""`graft bench`: measure, models, compare, report, tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graft.errors import GraftError, UsageError
 
 
 class BenchGroup(click.Group):
-    """`graft bench CASES...` measures; `compare`, `report` and `tables` are commands of it."""
+    """`graft bench CASES...` measures; the others are commands of it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -131,10 +131,9 @@ def run_command(
         return  # torchrun's first rank measures for all
     if not cases and not corpus:
         raise UsageError("no case to measure", next="graft bench --list")
-    if rounds * samples < runner.MIN_SAMPLES or rounds < 2 or samples < 1:
-        raise UsageError(f"{rounds} rounds of {samples} samples are under 30 samples or 2 rounds")
+    check_turns(rounds, samples)
     points = _points(cases, wanted_shapes, dtypes, corpus)
-    chosen = _gpus(gpus, cases)
+    chosen = chosen_gpus(gpus, cases)
     prefix = prefix or cli.default_prefix()
     there = tree.load(prefix)
     contenders = plan.contenders(against, tree.pythons(prefix), settings)
@@ -149,33 +148,38 @@ def run_command(
         if peers
         else (),
     )
-    head: results.Result = {
+    command = _command(
+        cases, against, settings, wanted_shapes, dtypes, peers, corpus, autotune_peers, serial, jobs
+    )
+    head = head_of(there, command, setup, contenders)
+    journal = results.Journal(out, head, again)
+    measure(points, contenders, chosen, setup, journal, out)
+
+
+def check_turns(rounds: int, samples: int) -> None:
+    """Raise UsageError for too few turns or samples."""
+    from graft.bench import runner
+
+    if rounds * samples < runner.MIN_SAMPLES or rounds < 2 or samples < 1:
+        raise UsageError(f"{rounds} rounds of {samples} samples are under 30 samples or 2 rounds")
+
+
+def head_of(there: Any, command: str, setup: Any, contenders: Sequence[Any]) -> dict[str, Any]:
+    """A result without rows: of the tree that is `there`, by `command`."""
+    from graft.bench import results
+
+    return {
         "schema": results.SCHEMA,
         "pin": there.pin,
         "stack_hash": there.stack_hash,
         "patches": list(there.patches),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commands": [
-            _command(
-                cases,
-                against,
-                settings,
-                wanted_shapes,
-                dtypes,
-                peers,
-                corpus,
-                autotune_peers,
-                serial,
-                jobs,
-            )
-        ],
+        "commands": [command],
         "clock": setup.as_dict(),
         "contenders": {c.label: {"impl": c.impl, "knobs": dict(c.knobs)} for c in contenders},
         "gpus": [],
         "complete": False,
     }
-    journal = results.Journal(out, head, again)
-    _measure(points, contenders, chosen, setup, journal, out)
 
 
 @bench.command()
@@ -290,7 +294,7 @@ def _list_cases() -> None:
         click.echo(f"  {name:29} {case.summary}\n{'':32}{','.join(case.dtypes)}; {groups}")
 
 
-def _gpus(wanted: str, cases: Sequence[str]) -> list[str]:
+def chosen_gpus(wanted: str, cases: Sequence[str]) -> list[str]:
     """The GPUs to use, as CUDA_VISIBLE_DEVICES names them.
 
     Under torchrun, the first rank of the host runs the lanes of all of its ranks, and the other
@@ -359,7 +363,7 @@ def _command(
     return " ".join(words)
 
 
-def _measure(
+def measure(
     points: Sequence[Any],
     contenders: Sequence[Any],
     gpus: Sequence[str],
@@ -482,3 +486,12 @@ def line(row: dict[str, Any], labels: Sequence[str]) -> str:
     for label, ratio in row.get("speedup", {}).items():
         words.append(f"{label} x{ratio['median']:.3f} [{ratio['q1']:.3f}, {ratio['q3']:.3f}]")
     return "  ".join(words)
+
+
+def _add_commands() -> None:
+    from graft.bench.models_command import models
+
+    bench.add_command(models)
+
+
+_add_commands()

@@ -80,12 +80,32 @@ class _Float64(TorchDispatchMode):
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
     """Within, functions of float64 tensors stay in float64, also where they cast or autocast."""
+    with _no_autocast(), _Float64():
+        yield
+
+
+@contextlib.contextmanager
+def float32() -> Iterator[None]:
+    """Within, functions of float32 tensors do not autocast, nor multiply in TF32."""
+    settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [each.allow_tf32 for each in settings]
+    try:
+        for each in settings:
+            each.allow_tf32 = False
+        with _no_autocast():
+            yield
+    finally:
+        for each, allowed in zip(settings, before, strict=True):
+            each.allow_tf32 = allowed
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
     enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
     torch.autocast.__enter__ = lambda self: self
     torch.autocast.__exit__ = lambda self, *exc: None
     try:
-        with _Float64():
-            yield
+        yield
     finally:
         torch.autocast.__enter__ = enter
         torch.autocast.__exit__ = leave
@@ -116,10 +136,12 @@ def check(
     eager: torch.Tensor,
     layout: bool = True,
     tolerance: tuple[float, float] | None = None,
+    floor: float = 0.0,
 ) -> Check:
-    """One output against float64 `ref`, with `eager`'s error beside it.
+    """One output against `ref` of a higher precision, with `eager`'s error beside it.
 
-    `tolerance` is of the whole and of the worst element; the dtype's, if not given.
+    `tolerance` is of the whole and of the worst element; the dtype's, if not given. Errors are
+    shares of `ref`, or of `floor` (a root mean square) where `ref` is smaller.
 
     Shape always has to be eager's; dtype and, past dimensions of one element, strides where
     `layout` says so (other people's kernels may return another dtype).
@@ -127,8 +149,8 @@ def check(
     wrong = _layout(out, eager, layout)
     if out.shape != ref.shape:
         return Check(name, math.inf, math.inf, math.inf, wrong)
-    error, worst = _errors(out, ref)
-    eager_error, eager_worst = _errors(eager, ref)
+    error, worst = _errors(out, ref, floor)
+    eager_error, eager_worst = _errors(eager, ref, floor)
     limit, worst_limit = tolerance or _TOLERANCE.get(eager.dtype, _EXACT)
     limit = max(limit, _EAGER_ALLOWANCE * eager_error)
     worst_limit = max(worst_limit, _EAGER_WORST_ALLOWANCE * eager_worst)
@@ -184,7 +206,7 @@ def _layout(out: torch.Tensor, eager: torch.Tensor, strict: bool) -> str | None:
     return None
 
 
-def _errors(out: torch.Tensor, ref: torch.Tensor) -> tuple[float, float]:
+def _errors(out: torch.Tensor, ref: torch.Tensor, floor: float) -> tuple[float, float]:
     """Error of the whole and of the worst element; infinite where one has NaN and one has not."""
     if not ref.numel():
         return 0.0, 0.0
@@ -198,7 +220,7 @@ def _errors(out: torch.Tensor, ref: torch.Tensor) -> tuple[float, float]:
     off = (out - ref).abs()
     if not bool(torch.isfinite(off).all()):
         return math.inf, math.inf
-    norm = torch.linalg.vector_norm(ref).item()
+    norm = max(torch.linalg.vector_norm(ref).item(), floor * math.sqrt(ref.numel()))
     error = torch.linalg.vector_norm(off).item()
     rms = norm / math.sqrt(ref.numel())
     worst = (off / (ref.abs() + rms)).nan_to_num(0.0).max().item()

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 Result = dict[str, Any]
 
 # What two runs have to agree on for their rows to stand in one file.
-IDENTITY = ("schema", "pin", "stack_hash", "clock", "contenders")
+IDENTITY = ("schema", "pin", "stack_hash", "clock", "contenders", "libraries")
 
 _FIELDS: Mapping[str, type] = {
     "schema": int,

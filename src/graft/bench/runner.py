@@ -45,7 +45,9 @@ class Settings:
     Work of more than 5 ms gets as few samples a turn as make 30. `timeout_s` bounds each
     preparation and each turn. `serial` compiles one contender after the other, which compile
     times to be compared need; otherwise they compile at the same time. `jobs` points of a GPU are
-    under way at a time: compiles overlap, what happens on the GPU does not.
+    under way at a time: compiles overlap, what happens on the GPU does not. After `seconds`
+    what is under way is given up; no point begins that would not be done by then. `sources` is
+    the folder for the kernels of training steps.
     """
 
     rounds: int = 10
@@ -54,6 +56,8 @@ class Settings:
     serial: bool = False
     jobs: int = 1
     autotune: bool = False
+    seconds: float | None = None
+    sources: Path | None = None
     peer_paths: tuple[str, ...] = ()
     worker: tuple[str, ...] = WORKER
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -370,7 +374,7 @@ class Lane:
         asked = []
         for seat in group:
             try:
-                seat.send(request)
+                seat.send(request | self._kept(request["case"], seat))
                 asked.append(seat)
             except WorkerLost as lost:
                 times[seat.label] = _error(lost.kind, f"{lost} (preparing)")
@@ -387,6 +391,10 @@ class Lane:
                 times[seat.label] = _error(reply["kind"], reply["error"]) | _shown(
                     reply.get("facts", {})
                 )
+
+    def _kept(self, case: str, seat: _Seat) -> Message:
+        folder = self._settings.sources
+        return {"sources": str(folder / case / seat.label)} if folder else {}
 
     def _rounds(
         self,
@@ -492,8 +500,8 @@ def run(
     """Measure what the journal lacks of `points`, each on one of `gpus`.
 
     A GPU on which no worker starts, or on which one cannot be started again, is noted and left
-    out, and its point goes to the others. Raises GraftError when none is left with points still
-    to do; what was measured, and on what, is in the journal.
+    out, and its point goes to the others. Raises GraftError when none is left, or the seconds
+    are over, with points still to do; what was measured, and on what, is in the journal.
     """
     work: queue.SimpleQueue[Point] = queue.SimpleQueue()
     todo = [point for point in points if point.key not in journal.done]
@@ -509,6 +517,8 @@ def run(
     # crashed beside others is measured once more, alone, when nothing else is left to do.
     suspects: list[Point] = []
     tried: set[str] = set()  # of these, what was
+    ends = None if settings.seconds is None else time.monotonic() + settings.seconds
+    took: list[float] = []  # seconds of the points that were measured
 
     def serve(lane: Lane) -> None:
         nonlocal left
@@ -517,6 +527,8 @@ def run(
             with lock:
                 journal.describe(described(lanes, journal.head))
             while not stop.is_set():
+                if ends is not None and time.monotonic() + max(took, default=0.0) > ends:
+                    return
                 try:
                     point = work.get(timeout=0.2)
                 except queue.Empty:
@@ -528,8 +540,10 @@ def run(
                         point = suspects.pop()
                         tried.add(point.key)
                 lost: LaneLost | None = None
+                started = time.monotonic()
                 try:
                     row = lane.measure(point)
+                    took.append(time.monotonic() - started)
                     if not stop.is_set():
                         lost = _lost(lane)
                 except LaneLost:
@@ -584,6 +598,10 @@ def run(
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)
+                    if ends is not None and time.monotonic() > ends and not stop.is_set():
+                        stop.set()
+                        for lane in lanes:
+                            lane.kill()
         except BaseException:
             stop.set()
             for lane in lanes:
@@ -593,6 +611,11 @@ def run(
         raise failure[0]
     for line in use(lanes, time.monotonic() - began):
         on_note(line)
+    if left and ends is not None and not all(lane.error for lane in lanes):
+        raise GraftError(
+            f"{left} of {len(todo)} points are not measured within {settings.seconds:g} s",
+            next="the same command, which goes on where this one ended",
+        )
     if left:
         said = "; ".join(f"GPU {lane.gpu.name}: {lane.error}" for lane in lanes if lane.error)
         raise GraftError(

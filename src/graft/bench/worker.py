@@ -6,7 +6,7 @@ One a contender and GPU, by the stock interpreter or the patched one. It serves 
 - `hello {impl, knobs, paths, autotune, lock}`: what runs here (GPU, driver, torch, triton), or
   `absent: why`;
 - `copy`: the copy bandwidth;
-- `prepare {case, shape, dtype, corpus, seed}`: compile, check, capture; the row's facts;
+- `prepare {case, shape, dtype, corpus, seed, sources}`: compile, check, capture; the row's facts;
 - `measure {samples}`: microseconds of each of the next samples of the prepared case;
 - `release`: drop the prepared case and its memory.
 
@@ -30,15 +30,18 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import metrics
 
-from graft.bench import code, corpus, gate, peers, step_profile
+from graft.bench import code, gate, generated, peers, step_profile
 from graft.bench.autograd import Backward
 from graft.bench.clock import Clock, Replay
+from graft.bench.corpus import load as load_corpus
 from graft.bench.gpu_lock import GpuLock
 from graft.bench.protocol import Message, serve
 from graft.cases import DTYPES
 
 _WARMUPS = 2
-_PROFILED_STEPS = 3
+_PROFILED_STEPS = 5
+# Of the root mean square of all of a model's gradients: what is smaller is compared with this.
+_NO_GRADIENT = 1e-2
 # Launches at the start of a turn that are not timed. The first one after another process ran on
 # the GPU is not like the others; work that is not captured also takes its memory anew, and the
 # second launch is the first that finds all of it.
@@ -84,6 +87,8 @@ class Worker:
         self.replay: Replay | None = None
         self._inputs: Any = None  # a graph reads them and does not hold them
         self._step: Callable[[], Any] | None = None  # of a model, until it is profiled
+        self._generated: generated.Generated | None = None  # the kernels of that step
+        self._sources: Path | None = None  # where these are kept
         self.clock: Clock | None = None
 
     def __call__(self, message: Message) -> Message:
@@ -153,17 +158,23 @@ class Worker:
         dtype: str,
         corpus: str | None = None,
         seed: int = 0,
+        sources: str | None = None,
     ) -> Message:
-        """Compile, check against float64, capture. A wrong case is a CaseError with its checks."""
+        """Compile, check against eager, capture. A wrong case is a CaseError with its checks.
+
+        The kernels of a training step are kept below the folder `sources`, where given.
+        """
         if self.replay is not None:
             self.release()
-        self.gpu.acquire()
+        self._sources = Path(sources) if sources else None
         try:
+            # Before the GPU is taken: a model's library takes seconds to import.
+            found = load_corpus(Path(corpus), case) if corpus else _find(case)
+            self.gpu.acquire()
             with contextlib.ExitStack() as stack:
                 if self.impl == "compile":
                     stack.enter_context(inductor_config.patch(self.knobs))
-                    stack.enter_context(_functorch_config(donated_buffer=False))
-                facts = self._prepare(case, tuple(shape), dtype, corpus, seed)
+                facts = self._prepare(found, tuple(shape), dtype, seed)
             # What eager and the float64 reference needed: the next contender needs it too.
             torch.cuda.empty_cache()
             return facts
@@ -181,7 +192,7 @@ class Worker:
         try:
             times = self._clock.time_us(self.replay.launch, samples + lead)[lead:]
             # In a turn, when no other contender is on the GPU: kernels that share it take longer.
-            profiled = _profile(self._step) if self._step else {}
+            profiled = _profile(self._step, self._generated, self._sources) if self._step else {}
             if not self.replay.captured:
                 torch.cuda.empty_cache()  # a model's activations are the next contender's memory
         except RuntimeError as error:
@@ -192,7 +203,7 @@ class Worker:
 
     def release(self) -> Message:
         self.gpu.acquire()
-        self.replay = self._inputs = self._step = None
+        self.replay = self._inputs = self._step = self._generated = None
         torch._dynamo.reset()
         with self.gpu.lent():
             gc.collect()
@@ -205,13 +216,19 @@ class Worker:
             raise CaseError("error", "no hello before this request")
         return self.clock
 
-    def _prepare(
-        self, name: str, shape: tuple[int, ...], dtype: str, folder: str | None, seed: int
-    ) -> Message:
+    def _prepare(self, case: Any, shape: tuple[int, ...], dtype: str, seed: int) -> Message:
         torch.manual_seed(seed)
-        case = corpus.load(Path(folder), name) if folder else _find(name)
         if case.model is not None:
-            return self._prepare_step(case, shape, DTYPES[dtype], seed)
+            # Kernels that a cache has are not generated, and would not be known.
+            with (
+                inductor_config.patch(fx_graph_cache=False),
+                _functorch_config(enable_autograd_cache=False),
+            ):
+                return self._prepare_step(case, shape, DTYPES[dtype])
+        with _functorch_config(donated_buffer=False):  # a backward runs again and again
+            return self._prepare_function(case, shape, dtype)
+
+    def _prepare_function(self, case: Any, shape: tuple[int, ...], dtype: str) -> Message:
         inputs = case.inputs(shape, DTYPES.get(dtype), self.device)
         eager = gate.tensors(case.fn(*inputs))
         refs = gate.reference(case.fn, inputs)
@@ -294,10 +311,12 @@ class Worker:
         run()
         return torch.cuda.max_memory_allocated(self.device) - before
 
-    def _prepare_step(
-        self, case: Any, shape: tuple[int, ...], dtype: torch.dtype, seed: int
-    ) -> Message:
-        """A training step: forward, loss, backward. Its split comes from the profiler."""
+    def _prepare_step(self, case: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Message:
+        """A training step: forward, loss, backward. Its split comes from the profiler.
+
+        A model that drops at random is timed as it trains, and checked as it evaluates, which
+        drops nothing: that is compiled apart.
+        """
         if self.impl in peers.PEERS:
             raise CaseError("absent", f"{self.impl} runs no whole training step")
         model = case.model(self.device)
@@ -318,29 +337,35 @@ class Worker:
             grads = {name: p.grad for name, p in params.items() if p.grad is not None}
             return {"loss": loss, **{name: grad.detach() for name, grad in grads.items()}}
 
-        refs = _step_reference(case, model, inputs)
-        eager = results(step(loss_of))
         metrics.reset()
         torch._dynamo.reset()
         forward = loss_of
         if self.impl == "compile":
             forward = torch.compile(loss_of, dynamic=False)
-        with _compiling(self.gpu) as took, code.collected() as sources:
+        with (
+            _compiling(self.gpu) as took,
+            code.collected() as sources,
+            generated.collected() as kernels,
+        ):
             outs = results(step(forward))
             torch.cuda.synchronize()
         facts = self._facts(took(), sources)
-        if outs.keys() != refs.keys():
-            raise CaseError("wrong", f"gradients of {sorted(outs.keys() ^ refs.keys())} differ")
-        checks = [
-            gate.check(name, outs[name], refs[name], eager[name], False, gate.STEP_TOLERANCE)
-            for name in refs
-        ]
-        # The loss and the gradient that is furthest off stand for the hundreds that there are.
-        worst = max(checks[1:], key=lambda check: check.error)
-        facts["outputs"] = [check.as_dict() for check in (checks[0], worst)]
-        wrong = [f"{check.name}: {check.wrong}" for check in checks if check.wrong]
-        if wrong:
-            raise CaseError("wrong", "; ".join(wrong[:3]), facts=facts)
+        self._generated = kernels if self.impl == "compile" else None
+
+        model.train(not case.dropout)
+        if case.dropout:
+            del outs
+            with _compiling(self.gpu):
+                outs = results(step(forward))
+        model.zero_grad(set_to_none=True)
+        if case.whole_batch:
+            with gate.float32():
+                refs = results(step(loss_of))
+        else:
+            refs = _step_reference(case, model, inputs)
+        eager = results(step(loss_of))
+        model.train()
+        facts |= _step_checks(outs, refs, eager, case.whole_batch)
         del refs, eager, outs
         facts["peak_bytes"] = self._peak(lambda: step(forward))
         for _ in range(_WARMUPS):
@@ -353,6 +378,43 @@ class Worker:
             "estimate_us": round(min(self._clock.time_us(self.replay.launch, 2)), 2),
         }
         return facts
+
+
+def _step_checks(
+    outs: dict[str, torch.Tensor],
+    refs: dict[str, torch.Tensor],
+    eager: dict[str, torch.Tensor],
+    told: bool,
+) -> Message:
+    """The loss and the gradient that is furthest off, for the hundreds that there are.
+
+    What is wrong is a CaseError, or, where `told`, the fact `wrong`: of a model that nobody here
+    wrote, the time is of interest all the same.
+    """
+    if outs.keys() != refs.keys():
+        raise CaseError("wrong", f"gradients of {sorted(outs.keys() ^ refs.keys())} differ")
+    # A gradient that is zero but for rounding (of a key's bias) has no digits to compare.
+    grads = [grad for name, grad in refs.items() if name != "loss"]
+    squares = sum(float(grad.double().square().sum()) for grad in grads)
+    floor = _NO_GRADIENT * (squares / max(1, sum(grad.numel() for grad in grads))) ** 0.5
+    checks = [
+        gate.check(
+            name,
+            outs[name],
+            refs[name],
+            eager[name],
+            False,
+            gate.STEP_TOLERANCE,
+            0.0 if name == "loss" else floor,
+        )
+        for name in refs
+    ]
+    worst = max(checks[1:], key=lambda check: (check.wrong is not None, check.error))
+    facts: Message = {"outputs": [check.as_dict() for check in (checks[0], worst)]}
+    wrong = "; ".join([f"{check.name}: {check.wrong}" for check in checks if check.wrong][:3])
+    if wrong and not told:
+        raise CaseError("wrong", wrong, facts=facts)
+    return facts | ({"wrong": wrong} if wrong else {})
 
 
 def _settle() -> None:
@@ -396,9 +458,11 @@ def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
     Seconds of all that is done within, compiles and first runs, without the waits for the GPU.
     Dynamo says when a compile begins and ends, also that of a backward which waits for its first
     run. A peer's own Triton kernels have no such calls. A finished kernel is loaded to the GPU
-    in the middle of a compile: then the GPU is taken for that long.
+    in the middle of a compile, and Inductor times there whether padding a matrix product pays:
+    then the GPU is taken for that long.
     """
     from torch._dynamo.callback import CallbackArgs, callback_handler
+    from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     def begins(args: CallbackArgs) -> None:
@@ -413,6 +477,7 @@ def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
     callback_handler.register_end_callback(ends)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_within(CachingAutotuner, "_make_launchers", gpu.borrowed))
+        stack.enter_context(_within(pad_mm, "_should_pad", gpu.borrowed))
         with contextlib.suppress(ImportError):
             from triton.runtime.jit import JITFunction
 
@@ -431,9 +496,9 @@ def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
 
 @contextlib.contextmanager
 def _within(
-    owner: type, name: str, context: Callable[[], contextlib.AbstractContextManager[None]]
+    owner: Any, name: str, context: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Each call of the method `name` of `owner` is within a `context()` of its own."""
+    """Each call of `name` of the class or module `owner` is within a `context()` of its own."""
     method = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -521,15 +586,27 @@ def _step_reference(case: Any, model: Any, inputs: Sequence[Any]) -> dict[str, t
     return {"loss": total, **grads}
 
 
-def _profile(step: Callable[[], Any]) -> Message:
-    """GPU time of a step by who wrote the kernel: Inductor's Triton kernels, and the rest."""
+def _profile(
+    step: Callable[[], Any],
+    kernels: generated.Generated | None = None,
+    sources: Path | None = None,
+) -> Message:
+    """GPU time of a step by who wrote the kernel: Inductor's Triton kernels, and the rest.
+
+    Of the former, one by one, where `kernels` knows them; these are kept below `sources`.
+    """
     profile = step_profile.profiled(step, _PROFILED_STEPS)
-    return {
+    facts: Message = {
         "triton_us": profile.time_us(step_profile.is_generated),
         "rest_us": profile.time_us(lambda name: not step_profile.is_generated(name)),
         "kernels": profile.launches(lambda name: not step_profile.is_memop(name)),
         "memops": profile.launches(step_profile.is_memop),
     }
+    if kernels is not None:
+        facts["generated"] = kernels.facts(profile)
+        if sources:
+            kernels.save(sources, facts["generated"])
+    return facts
 
 
 if __name__ == "__main__":
