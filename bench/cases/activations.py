@@ -1,13 +1,16 @@
-"""The backward of an activation, [M, N], and what a layer's gradients do with it.
+"""An activation, [M, N]; its backward, and what a layer's gradients do with it.
 
+`forward` is the activation of x plus a bias, `alone` the backward as it is.
 `sums` sums it over both dimensions, `norm` projects it off x row by row and sums it over the rows,
 and `bias` writes it and sums it over the rows, as the gradient of the bias before the activation.
 `centered` has one input and no activation: x less the mean of its rows, and its sum over them.
 """
 
 import functools
+import math
 
 import torch
+import torch.nn.functional as F
 
 from graft.cases import Case
 
@@ -21,6 +24,25 @@ GRADIENTS = {
     "silu": torch.ops.aten.silu_backward,
     "tanh": lambda dy, x: dy * (1 - torch.tanh(x) ** 2),
 }
+
+
+ACTIVATIONS = {
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def forward(activation):
+    def fn(x, bias):
+        return activation(x + bias)
+
+    return fn
+
+
+def alone(gradient):
+    return lambda dy, x: gradient(dy, x)
 
 
 def sums(gradient):
@@ -69,12 +91,31 @@ def _bytes(tensors, rows=0):
     return bytes_moved
 
 
+def _with_bias(shape, dtype, device):
+    return (
+        torch.randn(shape, dtype=dtype, device=device),
+        torch.randn(shape[1:], dtype=dtype, device=device),
+    )
+
+
 _WAYS = (
+    (alone, "written", lambda shape, dtype: 3 * math.prod(shape) * dtype.itemsize),
     (sums, "summed over both dimensions", _bytes(2, rows=1)),
     (norm, "projected off x, and summed over the rows", _bytes(3)),
     (bias, "written, and summed over the rows", _bytes(3)),
 )
 CASES = [
+    *(
+        Case(
+            f"{name}_forward",
+            f"{name} of x plus a bias",
+            forward(activation),
+            _with_bias,
+            SHAPES,
+            bytes_moved=lambda shape, dtype: (2 * math.prod(shape) + shape[1]) * dtype.itemsize,
+        )
+        for name, activation in ACTIVATIONS.items()
+    ),
     *(
         Case(
             f"{name}_{way.__name__}",
