@@ -5,36 +5,54 @@ A page marks a table by comments, and what stands between them is written by `gr
     <!-- table: bench/results/FILE.json case=rms_norm_backward dtype=bf16 -->
     <!-- /table -->
 
-Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed) or choose
-`view=rows` (one row a point, the default), `view=cases` (one row a case: geometric means), or
-`view=agreement again=bench/results/OTHER.json` (how far apart two runs of the same thing are), and
-`columns=`: labels of contenders by commas, all by default. `graft.outcome_tables` has the views of
-what `graft upstream-tests` and `graft opinfo` write.
+Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), choose contenders
+(`columns=`: labels by commas, all by default) and a view:
+
+- `view=rows`: one row a point, the default;
+- `view=cases`: one row a case, geometric means;
+- `view=sentence of=helion to=patched`: whose time is how much of whose, in words. Pages compare
+  with peers in no other (`graft.bench.claims`);
+- `view=summary`: of one file or several, one row a case, or a kind of training steps;
+- `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
+- those of `graft.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
+
+Below each stand the stack that it is of, and the date. A page of `CURRENT` shows what is of the
+stack in patches/ alone: files of another one, and those of `bench/publish.toml` that are not
+measured yet, are left out.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graft import outcome_tables
-from graft.bench import agreement, results, shapes
+from graft.bench import agreement, parts, results, shapes
 from graft.bench.stats import geomean
 from graft.errors import GraftError
 
+CURRENT = frozenset({"README.md"})
+NONE_CURRENT = (
+    "Of the stack as it is, nothing is measured yet (`graft bench publish`);"
+    " [what was measured](docs/measured.md) of earlier ones has their dates."
+)
+
 # A marker starts its line: one that is indented, or inside a sentence, is text about markers.
 _OPEN = re.compile(r"^<!-- table:", re.M)
-_TABLE = re.compile(
+BLOCK = re.compile(
     r"^(?P<open><!-- table: (?P<spec>[^>]*?) -->\n)"
     r"(?:(?!^<!-- table:).)*?"
     r"^(?P<close><!-- /table -->)",
     re.M | re.S,
 )
 _FILTERS = ("case", "group", "dtype")
+# What two times of a point may differ by and count as the same, and two means of all points.
+_TIE, _MEAN_TIE = 0.02, 0.005
 
 
 def pages(root: Path) -> list[Path]:
@@ -43,47 +61,95 @@ def pages(root: Path) -> list[Path]:
     return sorted(found)
 
 
-def stale(root: Path) -> Iterator[tuple[Path, str, str]]:
+def stale(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[Path, str, str]]:
     """Each page whose tables and their files disagree: path, text as it is, text as due.
 
-    Raises GraftError for a marker without its end, a word that is none, a file that is not there.
+    `only` names the pages to look at, from the root; all by default. Raises GraftError for a
+    marker without its end, a word that is none, a file that is not there.
     """
     for page in pages(root):
-        text = page.read_text()
-        due = update(text, root, page.name)
-        if due != text:
-            yield page, text, due
+        where = page.relative_to(root).as_posix()
+        if only is None or where in only:
+            text = page.read_text()
+            due = update(text, root, where)
+            if due != text:
+                yield page, text, due
 
 
 def update(text: str, root: Path, where: str) -> str:
-    """The page's text with each table as its file says."""
+    """The text of the page at `where`, from the root, with each table as its files say."""
 
     def replace(found: re.Match[str]) -> str:
-        spec = found["spec"].split()
-        return f"{found['open']}{table(spec, root, where)}\n{found['close']}"
+        return f"{found['open']}{content(found['spec'].split(), root, where)}\n{found['close']}"
 
     opened = len(_OPEN.findall(text))
-    due, count = _TABLE.subn(replace, text)
+    due, count = BLOCK.subn(replace, text)
     if count != opened:
         raise GraftError(f"{where}: {opened - count} of {opened} tables lack <!-- /table -->")
     return due
 
 
+def content(spec: Sequence[str], root: Path, where: str) -> str:
+    """What stands at a marker of the page `where`: the table, and of which stack it is."""
+    files, options = _words(spec)
+    if where in CURRENT and (hash := parts.tree_hash(root)) is not None:
+        files = [name for name in files if _is_current(name, root, hash)]
+        if not files:
+            return NONE_CURRENT
+        spec = [*files, *(f"{name}={value}" for name, value in options.items())]
+    stamps = dict.fromkeys(filter(None, (stamp(root / name) for name in files)))
+    between = " " if options.get("view") == "sentence" else "\n\n"
+    return between.join([table(spec, root, where), *(["; ".join(stamps) + "."] if stamps else [])])
+
+
+def stamp(path: Path) -> str:
+    """`Stack 12a33358d1b3, 2026-11-20`: what a file was measured with, and when, if it says so."""
+    try:
+        data = json.loads(results.read_text(path))
+    except (OSError, EOFError, ValueError):
+        return ""
+    stack = data.get("stack_hash") or data.get("stack")
+    date = data.get("date", "")[:10]
+    return ", ".join(filter(None, (f"Stack {stack[:12]}" if stack else "", date)))
+
+
+def _is_current(name: str, root: Path, hash: str) -> bool:
+    if not (root / name).exists():
+        if parts.load(root).of(name):
+            return False
+        raise GraftError(f"{name} is not there, and no part of bench/publish.toml makes it")
+    return bool(results.load(root / name)["stack_hash"] == hash)
+
+
+def _words(spec: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The files of a marker, which come first, and its options."""
+    options = [word for word in spec if "=" in word]
+    return [word for word in spec if "=" not in word], dict(
+        word.partition("=")[::2] for word in options
+    )
+
+
 def table(spec: Sequence[str], root: Path, where: str) -> str:
-    """The Markdown table that a marker's words ask for."""
-    if not spec:
+    """The Markdown that a marker's words ask for."""
+    files, options = _words(spec)
+    if not files:
         raise GraftError(f"{where}: a table marker names no result file")
-    options = dict(word.partition("=")[::2] for word in spec[1:])
-    if options.get("view") in outcome_tables.VIEWS:
-        return outcome_tables.table(root / spec[0], options["view"])
-    result = results.load(root / spec[0])
-    if options.get("view") == "agreement":
+    view = options.get("view", "rows")
+    if view in outcome_tables.VIEWS:
+        return outcome_tables.table(root / files[0], view)
+    if view == "summary":
+        return summary([(_title(name, root), results.load(root / name)) for name in files])
+    if len(files) > 1:
+        raise GraftError(f"{where}: view={view} is of one file, and {files[1]} is another")
+    result = results.load(root / files[0])
+    if view == "agreement":
         if set(options) != {"view", "again"}:
-            raise GraftError(f"{where}: view=agreement of {spec[0]} takes again=FILE and no more")
+            raise GraftError(f"{where}: view=agreement of {files[0]} takes again=FILE and no more")
         return apart(result, results.load(root / options["again"]))
-    unknown = set(options) - {*_FILTERS, "view", "columns"}
+    takes = {"of", "to"} if view == "sentence" else {"columns"}
+    unknown = set(options) - {*_FILTERS, "view", *takes}
     if unknown:
-        raise GraftError(f"{where}: table of {spec[0]}: {unknown.pop()} is no option of a table")
+        raise GraftError(f"{where}: table of {files[0]}: {unknown.pop()} is no option of a table")
     rows = [
         row
         for row in result["rows"]
@@ -93,18 +159,129 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
             if name in options
         )
     ]
-    labels = options.get("columns", ",".join(result["contenders"])).split(",")
+    if view == "sentence":
+        labels = [options.get("of", "patched"), options.get("to", "stock")]
+    else:
+        labels = options.get("columns", ",".join(result["contenders"])).split(",")
     missing = set(labels) - set(result["contenders"])
     if missing or not rows:
         what = f"contender {missing.pop()}" if missing else "row that the marker selects"
-        raise GraftError(f"{where}: {spec[0]} has no {what}")
-    view = options.get("view", "rows")
-    views = {"rows": by_row, "cases": by_case}
+        raise GraftError(f"{where}: {files[0]} has no {what}")
+    views = {"rows": by_row, "cases": by_case, "sentence": sentence}
     if view not in views:
         raise GraftError(
-            f"{where}: table of {spec[0]}: view={view}, expected rows, cases or agreement"
+            f"{where}: table of {files[0]}: view={view},"
+            " expected rows, cases, sentence, summary or agreement"
         )
     return views[view](rows, labels)
+
+
+def sentence(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
+    """Whose time is how much of whose over all points that have both, and who is faster, in words.
+
+    The first of the `labels` is compared with the second. A point counts as faster by over 2 %;
+    points of the same code count as neither.
+    """
+    of, to = labels
+    ratios: list[float] = []
+    ahead = behind = same = 0
+    for row in rows:
+        ratio = _share(row, of, to)
+        if ratio is None:
+            continue
+        ratios.append(ratio)
+        if row["times"][of].get("code", of) == row["times"][to].get("code", to):
+            same += 1
+        else:
+            ahead += 1 / ratio > 1 + _TIE
+            behind += ratio > 1 + _TIE
+    if not ratios:
+        return f"No point has a time of {of} and one of {to}."
+    mean = geomean(ratios)
+    ahead_at, behind_at = (f"{count} {_points(count)}" for count in (ahead, behind))
+    if abs(math.log(mean)) < _MEAN_TIE:
+        words = f"neither is faster; by more than 2 %, {of} is at {ahead_at} and {to} at {behind_at}"
+    elif mean < 1:
+        words = f"{of} is faster, by more than 2 % at {ahead_at}, and {to} is at {behind_at}"
+    else:
+        words = f"{to} is faster, by more than 2 % at {behind_at}, and {of} is at {ahead_at}"
+    out = [
+        f"Geometric mean over {len(ratios)} {_points(len(ratios))}: {of} takes {mean:.3f} of"
+        f" {to}'s time; {words}."
+    ]
+    if same:
+        out.append(f"Both run the same code at {same} {_points(same)}.")
+    if failed := len(rows) - len(ratios):
+        out.append(f"At {failed} {_points(failed)} more one of them has no time.")
+    return " ".join(out)
+
+
+def _points(count: int) -> str:
+    return "point" if count == 1 else "points"
+
+
+def _share(row: results.Row, of: str, to: str) -> float | None:
+    """Time of `of` over time of `to`, paired where the row has it."""
+    if not {of, to} <= set(row["times"]):
+        return None
+    if next(iter(row["times"])) == to:
+        ratio = speedup(row, to, of)
+        return None if ratio is None else 1 / ratio
+    return speedup(row, of, to)
+
+
+def summary(files: Sequence[tuple[str, results.Result]]) -> str:
+    """Results by title: a row a case and dtype; of training steps one for all of a group, and one
+    for their generated kernels.
+
+    Raises GraftError for a result without stock and patched.
+    """
+    lines: list[list[str]] = []
+    for title, result in files:
+        if not {"stock", "patched"} <= set(result["contenders"]):
+            raise GraftError(f"{title}: expected stock and patched, found {[*result['contenders']]}")
+        steps = any("triton_us" in time for row in result["rows"] for time in row["times"].values())
+        found: dict[str, list[results.Row]] = {}
+        several = len({row.get("group") for row in result["rows"]}) > 1
+        for row in result["rows"]:
+            name = f"{row['case']}, {row['dtype']}"
+            if steps:
+                name = f"{title}, {row['group']}".replace("_", " ") if several else title
+            found.setdefault(name, []).append(row)
+        for name, rows in found.items():
+            points = [(row, speedup(row, "stock", "patched")) for row in rows]
+            lines.append(_summary_line(f"{name}: step" if steps else name, points, steps))
+            if steps:
+                points = [(row, _generated(row)) for row in rows]
+                lines.append(_summary_line(f"{name}: generated kernels", points, steps))
+    return _markdown(["", "points", "stock / patched", "worst", "at"], lines, 1)
+
+
+def _summary_line(
+    name: str, points: Sequence[tuple[results.Row, float | None]], steps: bool
+) -> list[str]:
+    ratios = [
+        (ratio, row["case"] if steps else shapes.text(tuple(row["shape"])))
+        for row, ratio in points
+        if ratio is not None
+    ]
+    if not ratios:
+        return [name, "0", "", "", ""]
+    worst, at = min(ratios)
+    mean = geomean(ratio for ratio, _ in ratios)
+    return [name, str(len(ratios)), f"{mean:.3f}", f"{worst:.3f}", at]
+
+
+def _generated(row: results.Row) -> float | None:
+    """Time of stock's generated kernels over that of patched's, of a training step."""
+    times: Mapping[str, Mapping[str, float]] = row["times"]
+    us = [times.get(label, {}).get("triton_us") for label in ("stock", "patched")]
+    return us[0] / us[1] if us[0] and us[1] else None
+
+
+def _title(name: str, root: Path) -> str:
+    part = parts.load(root).of(name) if parts.file(root).exists() else None
+    return part.title if part else Path(name).stem
 
 
 def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
