@@ -7,6 +7,7 @@ upstream's tests on purpose, the patched side runs the changed file, and the res
 from __future__ import annotations
 
 import contextlib
+import datetime
 import shutil
 import tempfile
 import time
@@ -108,6 +109,7 @@ def compare(
         about = {
             "pin": stack.pin.name,
             "stack": stack.hash,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "torch": built.base.version,
             "python": built.base.python_version,
             **about,

@@ -250,6 +250,7 @@ def report(
 def tables(check: bool) -> None:
     """Write the tables of README and docs from the result files that they name."""
     from graft import pins
+    from graft.bench import claims
     from graft.bench import tables as pages
 
     stale = list(pages.stale(pins.ROOT))
@@ -259,6 +260,54 @@ def tables(check: bool) -> None:
             page.write_text(due)
     if stale and check:
         raise GraftError("tables and result files disagree", next="graft bench tables")
+    claims.check(pins.ROOT)
+
+
+@bench.command()
+@click.option("--part", "names", multiple=True, metavar="NAME", help="These parts alone.")
+@click.option("--list", "list_only", is_flag=True, help="The parts, their minutes, what is stale.")
+@click.option("--seconds", type=click.FloatRange(0), help="Stop then; the same command goes on.")
+@click.option("--again", is_flag=True, help="Measure anew what is of this stack, too.")
+@click.option(
+    "--peers",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder of wheels of peers and of what they need.",
+)
+@click.option(
+    "--prefix",
+    type=click.Path(path_type=Path),
+    default=None,
+    show_default="build/",
+    help="The patched tree.",
+)
+def publish(
+    names: tuple[str, ...],
+    list_only: bool,
+    seconds: float | None,
+    again: bool,
+    peers: Path | None,
+    prefix: Path | None,
+) -> None:
+    """Measure what README and docs/measured.md show, of the stack as it is, and write the tables.
+
+    bench/publish.toml has the parts. One that is of this stack already is left alone.
+    """
+    from graft import cli, tree
+    from graft.bench import publish as publishing
+
+    prefix = prefix or cli.default_prefix()
+    if list_only:
+        click.echo(publishing.listed(tree.load(prefix).stack_hash))
+        return
+    publishing.publish(
+        prefix,
+        names,
+        again=again,
+        seconds=seconds,
+        peers=peers,
+        gpus=cuda_device_names,
+        say=click.echo,
+    )
 
 
 def _points(
@@ -336,6 +385,19 @@ def cuda_device_count() -> int:
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+def cuda_device_names() -> list[str]:
+    """The names of the GPUs that the CUDA driver answers for; none where there is none."""
+    import ctypes
+
+    names = []
+    for index in range(cuda_device_count()):
+        cuda, device, name = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_char * 256)()
+        if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetName(name, 256, device):
+            raise GraftError(f"the CUDA driver does not name GPU {index}", next="nvidia-smi")
+        names.append(name.value.decode())
+    return names
 
 
 def _command(

@@ -198,13 +198,12 @@ def sentence(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
     if not ratios:
         return f"No point has a time of {of} and one of {to}."
     mean = geomean(ratios)
-    ahead_at, behind_at = (f"{count} {_points(count)}" for count in (ahead, behind))
+    counts = {of: ahead, to: behind}
+    first, last = (to, of) if mean > 1 else (of, to)
+    words = f"{first} is faster, by more than 2 % at {counts[first]} {_points(counts[first])}"
     if abs(math.log(mean)) < _MEAN_TIE:
-        words = f"neither is faster; by more than 2 %, {of} is at {ahead_at} and {to} at {behind_at}"
-    elif mean < 1:
-        words = f"{of} is faster, by more than 2 % at {ahead_at}, and {to} is at {behind_at}"
-    else:
-        words = f"{to} is faster, by more than 2 % at {behind_at}, and {of} is at {ahead_at}"
+        words = f"neither is faster in the mean; {first} is by more than 2 % at {counts[first]}"
+    words += f"; {last} is at {counts[last]}"
     out = [
         f"Geometric mean over {len(ratios)} {_points(len(ratios))}: {of} takes {mean:.3f} of"
         f" {to}'s time; {words}."
