@@ -150,7 +150,7 @@ def test_a_run_that_is_stopped_goes_on(project: Project, monkeypatch: pytest.Mon
     monkeypatch.setattr(publish, "_LEAST_S", 0.0)
     old = saved(project.results / "first.json", row("a", (4, 8), 2.0, 1.0))
     before = old.read_bytes()
-    assert not project.publish(seconds=publish._TO_END_S + 1.0)
+    assert not project.publish(seconds=publish._TO_END_S + 1.5)
     assert project.said[-1] == "next: the same command"
     assert "points of a new one" in project.said[-3]
     assert "first second, 3.5 minutes" in project.said[-2]
@@ -161,6 +161,17 @@ def test_a_run_that_is_stopped_goes_on(project: Project, monkeypatch: pytest.Mon
     monkeypatch.setenv("FAKE_ROWS", str(rows + 1))
     assert project.publish("first")
     assert len(json.loads(old.read_text())["rows"]) == rows + 1
+
+
+def test_measuring_anew_goes_on_too(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert project.publish("first")
+    monkeypatch.setenv("FAKE_ROWS", "40")
+    monkeypatch.setattr(publish, "_LEAST_S", 0.0)
+    assert not project.publish("first", again=True, seconds=publish._TO_END_S + 1.5)
+    assert "fresh" in publish.listed(HASH, project.root).splitlines()[0]
+    assert "points of a new one" in publish.listed(HASH, project.root).splitlines()[0]
+    assert project.publish("first")
+    assert len(json.loads((project.results / "first.json").read_text())["rows"]) == 40
 
 
 def test_none_is_begun_with_no_time_left(project: Project) -> None:
@@ -264,7 +275,9 @@ def test_sigterm_ends_what_is_measured(project: Project, tmp_path: Path) -> None
 def test_the_runner_writes_what_a_part_asks_for(project: Project) -> None:
     """`graft bench` itself, on a GPU that is not there: its file is of the part's command."""
     (part, _) = parts.load(project.root).parts
-    command = "graft bench softmax --shapes 4x8 --dtype bf16 --against stock,patched,liger --peers DIR"
+    command = (
+        "graft bench softmax --shapes 4x8 --dtype bf16 --against stock,patched,liger --peers DIR"
+    )
     out = project.root / "out.json"
     words = [*command.replace(" --peers DIR", "").split()[2:], "--out", str(out)]
     fake = [sys.executable, str(FAKE), "1", *words]
@@ -303,15 +316,11 @@ def test_parts_are_commands_that_graft_bench_takes() -> None:
 
     every = load_all()
     files = {name: plan.case_file(case) for name, case in every.items()}
-    context = cli.bench.commands["run"]
     for part in parts.load().parts:
-        words = part.command.split()[2:]
-        if words[0] in cli.bench.commands:
-            continue
-        given = context.make_context("run", words).params if "DIR" not in words else None
-        if given is None:
-            words[words.index("DIR")] = str(pins.ROOT)
-            given = context.make_context("run", words).params
+        words = part.command.replace("DIR", str(pins.ROOT)).split()[2:]
+        if words[0] == "models":
+            continue  # a command of its own
+        given = cli.bench.commands["run"].make_context("run", words).params
         chosen = plan.select(given["cases"], every, files)
         dtypes = [each for each in given["dtypes"].split(",") if each]
         assert plan.points(chosen, given["wanted_shapes"], dtypes)

@@ -14,17 +14,19 @@ from graft.bench import plan, tables
 from graft.errors import GraftError
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
+# A command, a path or a marker's words; a name alone, as `helion`, is a word of the sentence.
+_CODE = re.compile(r"`[^`\n]*[ =/][^`]*`")
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 # A clause ends where a sentence does, or at a semicolon or a colon; a paragraph, at an empty line,
 # and at a line of a table or a list.
 _PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|] ?))")
 _CLAUSE = re.compile(r"(?<=[.;:!?])\s+")
-_PEER = re.compile(rf"\b(?:{'|'.join(plan.PEERS)}|peers?)\b(?!-)", re.I)
+_PEER = re.compile(rf"\b(?:{'|'.join(plan.PEERS)}|peers?)\b", re.I)
 _STOCK = re.compile(r"\bstock\b", re.I)
 _COMPARED = re.compile(
     r"\b(?:faster|fastest|as fast|slower|slowest|as slow|as quick|quicker|times as|ahead of|behind"
-    r"|beats?|outperforms?|longer than|as long|(?:less|more) (?:time|than)|better|worse|wins?|loses?"
-    r"|(?:less|more|over|under) (?:the )?\w+'s time|\w+'s time)\b",
+    r"|beats?|outperforms?|longer than|as long|(?:less|more) (?:time|than)|better|worse|wins?"
+    r"|loses?|\w+'s time)\b",
     re.I,
 )
 _RATIO = re.compile(
@@ -42,7 +44,7 @@ def found(text: str) -> Iterator[str]:
     A line of a table that names a peer and a number is one.
     """
     text = tables.BLOCK.sub("\n\n", text)
-    text = _COMMENT.sub("", _FENCE.sub("\n\n", text))
+    text = _CODE.sub("code", _COMMENT.sub("", _FENCE.sub("\n\n", text)))
     for paragraph in _PARAGRAPH.split(text):
         row = _ROW.match(paragraph)
         for clause in [paragraph] if row else _CLAUSE.split(" ".join(paragraph.split())):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from graft.errors import GraftError, UsageError
+from graft.processes import ended_by_sigterm
 
 
 class BenchGroup(click.Group):
@@ -471,7 +469,7 @@ def measure(
             progress.console.print(text, **plain)
 
         try:
-            with _ended_by_sigterm():
+            with ended_by_sigterm():
                 runner.run(plan.in_turn(points), contenders, gpus, setup, journal, on_row, note)
         finally:
             # Also after an error, Ctrl-C or SIGTERM: what was measured becomes a result file.
@@ -489,23 +487,6 @@ def measure(
     for label, about in journal.head["contenders"].items():
         if "absent" in about:
             console.print(f"{label}: left out, {about['absent']}", **plain)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM, as `timeout` and schedulers send it, ends the run as Ctrl-C does: exit code 143."""
-
-    def end(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def summary(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> list[str]:

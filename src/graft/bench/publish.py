@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from graft.bench import parts, results, tables
 from graft.bench.parts import Kept, Part
 from graft.errors import GraftError, UsageError, nearest
 from graft.pins import ROOT
+from graft.processes import ended_by_sigterm
 
 # A run that is cut writes its result and ends its workers; one that does not is killed.
 _TO_END_S, _TO_KILL_S = 15.0, 30.0
@@ -52,7 +51,7 @@ class State:
             notes += [] if self.shown.command else ["another command"]
             notes += [f"without {label}" for label in self.shown.absent]
             said = ", ".join([f"{'fresh' if self.fresh else 'stale'}: {said}", *notes])
-        if self.under_way and not self.fresh:
+        if self.under_way and not (self.fresh and self.under_way.complete):
             whole = " (all)" if self.under_way.complete else ""
             said += f"; {self.under_way.points} points of a new one{whole}"
         return said
@@ -116,7 +115,8 @@ def publish(
 ) -> bool:
     """Measure the parts called `names` that are not fresh, all without a name; False if cut.
 
-    `again` measures fresh ones too, and anew. `seconds` is when to stop. `gpus` names the GPUs
+    `again` measures fresh ones too, and discards what is under way; to go on with that, the same
+    call without it. `seconds` is when to stop. `gpus` names the GPUs
     that there are. Raises UsageError for a part that is none, GraftError for a tree of another
     stack than patches/, for no GPU or another one, and for parts that failed, after the others.
     """
@@ -132,9 +132,10 @@ def publish(
     todo = []
     for part in chosen:
         at = state(part, hash, root)
-        if at.fresh and not again:
+        whole = at.under_way is not None and at.under_way.complete
+        if at.fresh and not again and (whole or not at.under_way):
             say(f"{part.name}: {at}")
-        elif at.under_way and at.under_way.complete:
+        elif whole:
             _adopt(part, root, say)
         else:
             todo.append(part)
@@ -213,9 +214,8 @@ def _measure(
 
 def argv(prefix: Path, part: Part, out: Path, peers: Path | None) -> list[str]:
     """The command line of a part, which writes `out`."""
-    command = part.command
-    if part.peers:
-        command = command.replace(" --peers DIR", f" --peers {shlex.quote(str(peers))}" if peers else "")
+    given = f" --peers {shlex.quote(str(peers))}" if peers else ""
+    command = part.command.replace(" --peers DIR", given)
     words = shlex.split(command)[1:]
     return [*graft(prefix), *words, "--out", str(out)]
 
@@ -228,7 +228,7 @@ def graft(prefix: Path) -> list[str]:
 @contextlib.contextmanager
 def _child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is ended, as Ctrl-C would, whatever ends this block; SIGTERM is one."""
-    with _ended_by_sigterm(), subprocess.Popen(command) as child:
+    with ended_by_sigterm(), subprocess.Popen(command) as child:
         try:
             yield child
         finally:
@@ -238,21 +238,6 @@ def _child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
                     child.wait(_TO_KILL_S)
                 except subprocess.TimeoutExpired:
                     child.kill()
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    def end(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _adopt(part: Part, root: Path, say: Say) -> None:

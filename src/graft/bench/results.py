@@ -95,7 +95,8 @@ def load(path: Path) -> Result:
 
 def read_text(path: Path) -> str:
     """A file's text, also of a compressed one (`.gz`). Raises OSError, and EOFError for a part."""
-    return (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
 
 
 def part_of(out: Path) -> Path:

@@ -238,16 +238,17 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
     lines: list[list[str]] = []
     for title, result in files:
         if not {"stock", "patched"} <= set(result["contenders"]):
-            raise GraftError(f"{title}: expected stock and patched, found {[*result['contenders']]}")
+            found = ", ".join(result["contenders"])
+            raise GraftError(f"{title}: a summary is of stock and patched, not of {found}")
         steps = any("triton_us" in time for row in result["rows"] for time in row["times"].values())
-        found: dict[str, list[results.Row]] = {}
+        groups: dict[str, list[results.Row]] = {}
         several = len({row.get("group") for row in result["rows"]}) > 1
         for row in result["rows"]:
             name = f"{row['case']}, {row['dtype']}"
             if steps:
                 name = f"{title}, {row['group']}".replace("_", " ") if several else title
-            found.setdefault(name, []).append(row)
-        for name, rows in found.items():
+            groups.setdefault(name, []).append(row)
+        for name, rows in groups.items():
             points = [(row, speedup(row, "stock", "patched")) for row in rows]
             lines.append(_summary_line(f"{name}: step" if steps else name, points, steps))
             if steps:
