@@ -273,6 +273,7 @@ def test_results_are_small() -> None:
         "takes 4 % more than the\nbest peer's time less 10 %.",
         "Liger is slower here.",
         "With `helion`, 2 % faster.",
+        "`a` (`b/c`): 1.07 times as fast as Helion (`d/e`).",
         "We are ahead of QuACK.",
         "1.5, 1.6 and, sums over both\ndimensions, 1.3 times as fast as stock in the mean.",
         "the four take 8 to 26 % less time than stock",

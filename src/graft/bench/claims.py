@@ -15,7 +15,8 @@ from graft.errors import GraftError
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 # A command, a path or a marker's words; a name alone, as `helion`, is a word of the sentence.
-_CODE = re.compile(r"`[^`\n]*[ =/][^`]*`")
+_CODE = re.compile(r"`([^`]+)`")
+_NO_NAME = re.compile(r"[\s=/]")
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 # A clause ends where a sentence does, or at a semicolon or a colon; a paragraph, at an empty line,
 # and at a line of a table or a list.
@@ -44,7 +45,8 @@ def found(text: str) -> Iterator[str]:
     A line of a table that names a peer and a number is one.
     """
     text = tables.BLOCK.sub("\n\n", text)
-    text = _CODE.sub("code", _COMMENT.sub("", _FENCE.sub("\n\n", text)))
+    text = _COMMENT.sub("", _FENCE.sub("\n\n", text))
+    text = _CODE.sub(lambda span: "code" if _NO_NAME.search(span[1]) else span[0], text)
     for paragraph in _PARAGRAPH.split(text):
         row = _ROW.match(paragraph)
         for clause in [paragraph] if row else _CLAUSE.split(" ".join(paragraph.split())):
