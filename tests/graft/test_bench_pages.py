@@ -118,6 +118,9 @@ def test_a_summary_has_cases_and_kinds_of_steps(tmp_path: Path) -> None:
         "| m, held out: step | 1 | 1.500 | 1.500 | vit |",
         "| m, held out: generated kernels | 1 | 1.500 | 1.500 | vit |",
     ]
+    each = tables.table(["m.json", "view=models"], tmp_path, "page").splitlines()
+    assert each[2].startswith("| t5 | tuned | 9.0 | 9.0 | 1.00")
+    assert len({line.count("|") for line in each}) == 1
 
 
 # --- of which stack -------------------------------------------------------------------------------
@@ -165,9 +168,15 @@ def test_readme_shows_the_stack_as_it_is_alone(root: Path) -> None:
     assert tables.update(none, root, "README.md") == none
 
 
-def test_a_file_that_no_part_makes_is_missed_in_readme_too(root: Path) -> None:
-    with pytest.raises(GraftError, match="no part of bench/publish.toml makes it"):
-        tables.update(block("none.json view=cases"), root, "README.md")
+@pytest.mark.parametrize("page", ["README.md", "docs/measured.md"])
+def test_a_file_that_no_part_makes_is_missed(root: Path, page: str) -> None:
+    with pytest.raises(GraftError, match=r"none\.json: No such file"):
+        tables.update(block("none.json view=cases"), root, page)
+
+
+def test_what_is_not_measured_yet_is_said(root: Path) -> None:
+    due = tables.update(block("bench/results/none_yet.json"), root, "docs/measured.md")
+    assert "Not measured yet: `graft bench publish --part models`." in due
 
 
 def test_only_pages_that_are_named_are_looked_at(root: Path) -> None:

@@ -44,8 +44,8 @@ GRAFT = f"""\
 #!{sys.executable}
 import json, os, signal, sys, time
 from pathlib import Path
-command = " ".join(["graft", *sys.argv[1:sys.argv.index("--out")]])
-out = Path(sys.argv[-1])
+at = sys.argv.index("--out")
+command, out = " ".join(["graft", *sys.argv[1:at]]), Path(sys.argv[at + 1])
 part = out.with_name(out.name + ".part")
 with open(os.environ["FAKE_LOG"], "a") as log: log.write(command + chr(10))
 if os.environ.get("FAKE_FAILS") in command.split(): sys.exit("no such library")
@@ -57,6 +57,7 @@ def end(*_): write(); os._exit(143)
 signal.signal(signal.SIGTERM, end)
 while len(there) <= int(os.environ["FAKE_ROWS"]):
     there.append(json.dumps({{"case": str(len(there))}})); write(); time.sleep(0.05)
+    if "--seconds" in sys.argv and len(there) == 2: sys.exit(0)
 out.write_text(json.dumps({{**head, "complete": True, "rows": [json.loads(r) for r in there[1:]]}}))
 part.unlink()
 """
@@ -152,7 +153,7 @@ def test_a_run_that_is_stopped_goes_on(project: Project, monkeypatch: pytest.Mon
     before = old.read_bytes()
     assert not project.publish(seconds=publish._TO_END_S + 1.5)
     assert project.said[-1] == "next: the same command"
-    assert "points of a new one" in project.said[-3]
+    assert "; of a new one " in project.said[-3]
     assert "first second, 3.5 minutes" in project.said[-2]
     assert old.read_bytes() == before
     (journal,) = publish.folder(project.root).glob("*.part")
@@ -163,13 +164,23 @@ def test_a_run_that_is_stopped_goes_on(project: Project, monkeypatch: pytest.Mon
     assert len(json.loads(old.read_text())["rows"]) == rows + 1
 
 
+def test_what_stops_by_itself_is_told_when(project: Project) -> None:
+    listed = parts.file(project.root)
+    listed.write_text(LIST.replace("bench fake --shapes norms14", "bench models"))
+    assert not project.publish("first", seconds=100.0)
+    assert project.said[-1] == "next: the same command"
+    assert "; of a new one 1 rows" in project.said[-3]
+    assert project.publish("first")
+    assert len(json.loads((project.results / "first.json").read_text())["rows"]) == 2
+
+
 def test_measuring_anew_goes_on_too(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert project.publish("first")
     monkeypatch.setenv("FAKE_ROWS", "40")
     monkeypatch.setattr(publish, "_LEAST_S", 0.0)
     assert not project.publish("first", again=True, seconds=publish._TO_END_S + 1.5)
     assert "fresh" in publish.listed(HASH, project.root).splitlines()[0]
-    assert "points of a new one" in publish.listed(HASH, project.root).splitlines()[0]
+    assert "; of a new one " in publish.listed(HASH, project.root).splitlines()[0]
     assert project.publish("first")
     assert len(json.loads((project.results / "first.json").read_text())["rows"]) == 40
 
@@ -318,8 +329,9 @@ def test_parts_are_commands_that_graft_bench_takes() -> None:
     files = {name: plan.case_file(case) for name, case in every.items()}
     for part in parts.load().parts:
         words = part.command.replace("DIR", str(pins.ROOT)).split()[2:]
-        if words[0] == "models":
-            continue  # a command of its own
+        if words[0] in cli.bench.commands:
+            cli.bench.commands[words[0]].make_context(words[0], words[1:])
+            continue
         given = cli.bench.commands["run"].make_context("run", words).params
         chosen = plan.select(given["cases"], every, files)
         dtypes = [each for each in given["dtypes"].split(",") if each]

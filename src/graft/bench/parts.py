@@ -113,7 +113,7 @@ def _part(name: str, entry: Any) -> Part:
             raise GraftError(f"{where}: {field} is {entry[field]!r}")
     if not entry["command"].startswith("graft bench "):
         raise GraftError(f"{where}: expected graft bench …, found {entry['command']!r}")
-    if not re.fullmatch(r"bench/results/[\w.-]+\.json", entry["result"]):
+    if not re.fullmatch(r"bench/results/[\w.-]+\.json(\.gz)?", entry["result"]):
         raise GraftError(f"{where}: expected bench/results/FILE.json, found {entry['result']!r}")
     return Part(name, **entry)
 

@@ -26,6 +26,8 @@ from graft.processes import ended_by_sigterm
 
 # A run that is cut writes its result and ends its workers; one that does not is killed.
 _TO_END_S, _TO_KILL_S = 15.0, 30.0
+# The command that stops by itself.
+_STOPS = "graft bench models"
 # What a run takes until its first point: with less than that left, none is begun.
 _LEAST_S = 30.0
 
@@ -42,7 +44,7 @@ class State:
     fresh: bool
 
     def __str__(self) -> str:
-        """`stale: stack 3eb9d8515142, 2026-11-23; 20 points of a new one`."""
+        """`stale: stack 3eb9d8515142, 2026-11-23; of a new one 20 rows`."""
         if self.shown is None:
             said = "not measured"
         else:
@@ -53,7 +55,7 @@ class State:
             said = ", ".join([f"{'fresh' if self.fresh else 'stale'}: {said}", *notes])
         if self.under_way and not (self.fresh and self.under_way.complete):
             whole = " (all)" if self.under_way.complete else ""
-            said += f"; {self.under_way.points} points of a new one{whole}"
+            said += f"; of a new one {self.under_way.points} rows{whole}"
         return said
 
 
@@ -151,7 +153,7 @@ def publish(
         at = state(part, hash, root)
         if at.under_way and at.under_way.complete and ended != "failed":
             _adopt(part, root, say)
-        elif ended == "cut":
+        elif ended == "cut" or (ended == "done" and left is not None and at.under_way):
             return _cut(todo[at_part:], hash, root, say)
         else:
             failed.append(part)
@@ -205,7 +207,11 @@ def _measure(
         if found is None or found.stack_hash != hash or not found.command:
             path.unlink(missing_ok=True)
     limit = None if left is None else max(1.0, left - _TO_END_S)
-    with _child(argv(prefix, part, work, peers)) as child:
+    command = argv(prefix, part, work, peers)
+    if limit is not None and part.command.startswith(_STOPS):
+        # It begins nothing that it would not end; what takes no such option loses a point.
+        command += ["--seconds", str(max(1, int(limit - _TO_END_S)))]
+    with _child(command) as child:
         try:
             return "failed" if child.wait(limit) else "done"
         except subprocess.TimeoutExpired:

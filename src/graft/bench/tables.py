@@ -13,12 +13,13 @@ Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), c
 - `view=sentence of=helion to=patched`: whose time is how much of whose, in words. Pages compare
   with peers in no other (`graft.bench.claims`);
 - `view=summary`: of one file or several, one row a case, or a kind of training steps;
+- `view=models`: a model of `graft bench models` a row, and the means of each group;
 - `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
 - those of `graft.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
 
 Below each stand the stack that it is of, and the date. A page of `CURRENT` shows what is of the
-stack in patches/ alone: files of another one, and those of `bench/publish.toml` that are not
-measured yet, are left out.
+stack in patches/ alone: files of another one are left out. So is one of `bench/publish.toml` that
+is not measured yet, on any page.
 """
 
 from __future__ import annotations
@@ -92,11 +93,17 @@ def update(text: str, root: Path, where: str) -> str:
 def content(spec: Sequence[str], root: Path, where: str) -> str:
     """What stands at a marker of the page `where`: the table, and of which stack it is."""
     files, options = _words(spec)
+    if not files:
+        raise GraftError(f"{where}: a table marker names no result file")
+    if to_come := _to_come(files, root):
+        files = [name for name in files if name not in to_come]
+        if not files and where not in CURRENT:
+            return f"Not measured yet: `graft bench publish --part {next(iter(to_come.values()))}`."
     if where in CURRENT and (hash := parts.tree_hash(root)) is not None:
-        files = [name for name in files if _is_current(name, root, hash)]
-        if not files:
-            return NONE_CURRENT
-        spec = [*files, *(f"{name}={value}" for name, value in options.items())]
+        files = [name for name in files if results.load(root / name)["stack_hash"] == hash]
+    if where in CURRENT and not files:
+        return NONE_CURRENT
+    spec = [*files, *(f"{name}={value}" for name, value in options.items())]
     stamps = dict.fromkeys(filter(None, (stamp(root / name) for name in files)))
     between = " " if options.get("view") == "sentence" else "\n\n"
     return between.join([table(spec, root, where), *(["; ".join(stamps) + "."] if stamps else [])])
@@ -113,12 +120,13 @@ def stamp(path: Path) -> str:
     return ", ".join(filter(None, (f"Stack {stack[:12]}" if stack else "", date)))
 
 
-def _is_current(name: str, root: Path, hash: str) -> bool:
-    if not (root / name).exists():
-        if parts.load(root).of(name):
-            return False
-        raise GraftError(f"{name} is not there, and no part of bench/publish.toml makes it")
-    return bool(results.load(root / name)["stack_hash"] == hash)
+def _to_come(files: Sequence[str], root: Path) -> dict[str, str]:
+    """Those of `files` that are not there and a part makes, with the name of the part."""
+    absent = [name for name in files if not (root / name).exists()]
+    if not absent or not parts.file(root).exists():
+        return {}
+    published = parts.load(root)
+    return {name: part.name for name in absent if (part := published.of(name))}
 
 
 def _words(spec: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -132,8 +140,6 @@ def _words(spec: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def table(spec: Sequence[str], root: Path, where: str) -> str:
     """The Markdown that a marker's words ask for."""
     files, options = _words(spec)
-    if not files:
-        raise GraftError(f"{where}: a table marker names no result file")
     view = options.get("view", "rows")
     if view in outcome_tables.VIEWS:
         return outcome_tables.table(root / files[0], view)
@@ -142,6 +148,11 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
     if len(files) > 1:
         raise GraftError(f"{where}: view={view} is of one file, and {files[1]} is another")
     result = results.load(root / files[0])
+    if view == "models":
+        from graft.bench import models_report
+
+        head, lines = models_report.models(result["rows"], models_report.Sides.of(result))
+        return _markdown(head, lines, 2)
     if view == "agreement":
         if set(options) != {"view", "again"}:
             raise GraftError(f"{where}: view=agreement of {files[0]} takes again=FILE and no more")
@@ -171,7 +182,7 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
     if view not in views:
         raise GraftError(
             f"{where}: table of {files[0]}: view={view},"
-            " expected rows, cases, sentence, summary or agreement"
+            " expected rows, cases, sentence, summary, models or agreement"
         )
     return views[view](rows, labels)
 
