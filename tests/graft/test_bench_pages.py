@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from graft import pins, stack
-from graft.bench import claims, cli, parts, results, tables
+from graft.bench import claims, cli, parts, provenance, results, tables
 from graft.errors import GraftError
 
 from .test_bench_results import result, row, saved, time
@@ -186,6 +186,36 @@ def test_only_pages_that_are_named_are_looked_at(root: Path) -> None:
     assert found == ["README.md"]
 
 
+def test_a_page_says_of_which_stack_the_files_are_that_it_names(root: Path) -> None:
+    folder = root / "bench" / "results"
+    (folder / "steps").mkdir()
+    saved(folder / "steps" / "a.json", row("a", (4, 8), 2.0, 1.0), stack_hash="ab" * 32)
+    for name in ("b.jsonl.gz", "c.jsonl.gz", "unnamed.jsonl.gz"):
+        (folder / name).write_bytes(gzip.compress(b"{}\n"))
+    (root / "bench" / "made.toml").write_text(
+        '"b.jsonl.gz" = { stacks = ["'
+        + "cd" * 6
+        + '", "'
+        + "ef" * 6
+        + '"], date = "2026-11-22" }\n'
+    )
+    page = "By `bench/results/steps/a.json` and `b.jsonl.gz`, again `steps/a.json`.\n"
+    marker = "<!-- table: view=files -->\n<!-- /table -->\n"
+    due = tables.update(page + marker, root, "docs/a.md")
+    said = "Made with: `a.json`: stack abababababab, 2026-01-01; "
+    said += "`b.jsonl.gz`: stacks cdcdcdcdcdcd and efefefefefef, 2026-11-22."
+    assert said in due
+    assert tables.update(due, root, "docs/a.md") == due
+    with pytest.raises(GraftError, match=r"docs/a.md names c.jsonl.gz, which does not say") as e:
+        tables.update("`c.jsonl.gz`\n" + marker, root, "docs/a.md")
+    assert "bench/made.toml" in (e.value.next or "")
+    with pytest.raises(GraftError, match="names no result file, and has a marker"):
+        tables.update(marker, root, "docs/a.md")
+    (root / "bench" / "made.toml").write_text("[")
+    with pytest.raises(GraftError, match="made.toml is not TOML"):
+        tables.update(due, root, "docs/a.md")
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -260,6 +290,19 @@ def test_every_result_that_pages_name_is_there() -> None:
     for page in tables.pages(ROOT):
         for name in re.findall(r"`bench/results/([^`\s*]+)`", page.read_text()):
             assert (RESULTS / name).exists(), f"{page.name} names {name}"
+
+
+def test_pages_say_of_which_stack_the_files_are_that_they_name() -> None:
+    for page in tables.pages(ROOT):
+        text = page.read_text()
+        if any(provenance.cited(text, ROOT)):
+            assert "<!-- table: view=files -->" in text, page.name
+
+
+def test_results_say_of_which_stack_and_day_they_are() -> None:
+    for path in committed("bench/results"):
+        said = provenance.stamp(path, ROOT)
+        assert re.fullmatch(r"Stacks? [0-9a-f]{12}.*, \d{4}-\d\d-\d\d", said), path.name
 
 
 def test_results_are_small() -> None:

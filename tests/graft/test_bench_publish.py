@@ -169,7 +169,7 @@ def test_what_stops_by_itself_is_told_when(project: Project) -> None:
     listed.write_text(LIST.replace("bench fake --shapes norms14", "bench models"))
     assert not project.publish("first", seconds=100.0)
     assert project.said[-1] == "next: the same command"
-    assert "; of a new one 1 rows" in project.said[-3]
+    assert "; of a new one 1 row" in project.said[-3]
     assert project.publish("first")
     assert len(json.loads((project.results / "first.json").read_text())["rows"]) == 2
 
@@ -205,8 +205,15 @@ def test_what_was_measured_elsewhere_is_copied_without_a_gpu(project: Project) -
     assert project.publish()
     for part in parts.load(project.root).parts:
         (project.root / part.result).unlink()
-    assert project.publish(gpus=())
-    assert len(project.ran()) == 2
+    page = project.root / "README.md"
+    saved(project.root / "any.json", row("a", (4, 8), 2.0, 1.0))
+    page.write_text("<!-- table: any.json -->\n<!-- /table -->\n")
+    (publish.folder(project.root) / "second.json").unlink()
+    with pytest.raises(GraftError, match="not measured: second"):
+        project.publish(gpus=())
+    assert "README.md: tables written" in project.said
+    assert project.publish()
+    assert len(project.ran()) == 3
     assert {path.name for path in project.results.iterdir()} == {"first.json", "second.json"}
 
 

@@ -55,7 +55,8 @@ class State:
             said = ", ".join([f"{'fresh' if self.fresh else 'stale'}: {said}", *notes])
         if self.under_way and not (self.fresh and self.under_way.complete):
             whole = " (all)" if self.under_way.complete else ""
-            said += f"; of a new one {self.under_way.points} rows{whole}"
+            rows = "row" if self.under_way.points == 1 else "rows"
+            said += f"; of a new one {self.under_way.points} {rows}{whole}"
         return said
 
 
@@ -141,6 +142,7 @@ def publish(
             _adopt(part, root, say)
         else:
             todo.append(part)
+    _write_tables(root, say)  # whatever becomes of the rest
     if todo:
         _check_gpu(gpus(), published.gpu, todo)
     failed = []
@@ -158,9 +160,7 @@ def publish(
         else:
             failed.append(part)
             say(f"{part.name}: failed; {part.result} is as it was")
-    for page, _, due in list(tables.stale(root)):
-        page.write_text(due)
-        say(f"{page.relative_to(root)}: tables written")
+    _write_tables(root, say)
     if failed:
         names = " ".join(part.name for part in failed)
         raise GraftError(
@@ -168,6 +168,12 @@ def publish(
             f"graft bench publish{''.join(f' --part {part.name}' for part in failed)}",
         )
     return True
+
+
+def _write_tables(root: Path, say: Say) -> None:
+    for page, _, due in list(tables.stale(root)):
+        page.write_text(due)
+        say(f"{page.relative_to(root)}: tables written")
 
 
 def _check_tree(there: tree.Tree, root: Path) -> None:
@@ -264,6 +270,7 @@ def _forget(work: Path) -> None:
 
 
 def _cut(left: Sequence[Part], hash: str, root: Path, say: Say) -> bool:
+    _write_tables(root, say)
     at = state(left[0], hash, root)
     minutes = sum(part.minutes for part in left)
     say(f"stopped; {left[0].name}: {at}")

@@ -15,6 +15,7 @@ Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), c
 - `view=summary`: of one file or several, one row a case, or a kind of training steps;
 - `view=models`: a model of `graft bench models` a row, and the means of each group;
 - `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
+- `view=files`, without a file: of which stack are those that the page names outside of tables;
 - those of `graft.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
 
 Below each stand the stack that it is of, and the date. A page of `CURRENT` shows what is of the
@@ -25,7 +26,6 @@ is not measured yet, on any page.
 from __future__ import annotations
 
 import fnmatch
-import json
 import math
 import re
 import statistics
@@ -33,7 +33,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graft import outcome_tables
-from graft.bench import agreement, parts, results, shapes
+from graft.bench import agreement, parts, provenance, results, shapes
 from graft.bench.stats import geomean
 from graft.errors import GraftError
 
@@ -81,7 +81,12 @@ def update(text: str, root: Path, where: str) -> str:
     """The text of the page at `where`, from the root, with each table as its files say."""
 
     def replace(found: re.Match[str]) -> str:
-        return f"{found['open']}{content(found['spec'].split(), root, where)}\n{found['close']}"
+        spec = found["spec"].split()
+        if spec == ["view=files"]:
+            due = provenance.files(text, root, where)
+        else:
+            due = content(spec, root, where)
+        return f"{found['open']}{due}\n{found['close']}"
 
     opened = len(_OPEN.findall(text))
     due, count = BLOCK.subn(replace, text)
@@ -92,9 +97,7 @@ def update(text: str, root: Path, where: str) -> str:
 
 def content(spec: Sequence[str], root: Path, where: str) -> str:
     """What stands at a marker of the page `where`: the table, and of which stack it is."""
-    files, options = _words(spec)
-    if not files:
-        raise GraftError(f"{where}: a table marker names no result file")
+    files, options = _words(spec, where)
     if to_come := _to_come(files, root):
         files = [name for name in files if name not in to_come]
         if not files and where not in CURRENT:
@@ -104,20 +107,9 @@ def content(spec: Sequence[str], root: Path, where: str) -> str:
     if where in CURRENT and not files:
         return NONE_CURRENT
     spec = [*files, *(f"{name}={value}" for name, value in options.items())]
-    stamps = dict.fromkeys(filter(None, (stamp(root / name) for name in files)))
+    stamps = dict.fromkeys(filter(None, (provenance.stamp(root / name, root) for name in files)))
     between = " " if options.get("view") == "sentence" else "\n\n"
     return between.join([table(spec, root, where), *(["; ".join(stamps) + "."] if stamps else [])])
-
-
-def stamp(path: Path) -> str:
-    """`Stack 12a33358d1b3, 2026-11-20`: what a file was measured with, and when, if it says so."""
-    try:
-        data = json.loads(results.read_text(path))
-    except (OSError, EOFError, ValueError):
-        return ""
-    stack = data.get("stack_hash") or data.get("stack")
-    date = data.get("date", "")[:10]
-    return ", ".join(filter(None, (f"Stack {stack[:12]}" if stack else "", date)))
 
 
 def _to_come(files: Sequence[str], root: Path) -> dict[str, str]:
@@ -129,17 +121,17 @@ def _to_come(files: Sequence[str], root: Path) -> dict[str, str]:
     return {name: part.name for name in absent if (part := published.of(name))}
 
 
-def _words(spec: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _words(spec: Sequence[str], where: str) -> tuple[list[str], dict[str, str]]:
     """The files of a marker, which come first, and its options."""
-    options = [word for word in spec if "=" in word]
-    return [word for word in spec if "=" not in word], dict(
-        word.partition("=")[::2] for word in options
-    )
+    files = [word for word in spec if "=" not in word]
+    if not files:
+        raise GraftError(f"{where}: a table marker names no result file")
+    return files, dict(word.partition("=")[::2] for word in spec if "=" in word)
 
 
 def table(spec: Sequence[str], root: Path, where: str) -> str:
     """The Markdown that a marker's words ask for."""
-    files, options = _words(spec)
+    files, options = _words(spec, where)
     view = options.get("view", "rows")
     if view in outcome_tables.VIEWS:
         return outcome_tables.table(root / files[0], view)
