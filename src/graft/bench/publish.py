@@ -150,8 +150,10 @@ def publish(
         left = None if seconds is None else seconds - (time.monotonic() - begin)
         if left is not None and left < _LEAST_S:
             return _cut(todo[at_part:], hash, root, say)
-        say(f"{part.name}: {part.minutes} minutes")
+        say(f"{part.name}: {part.minutes} minutes, by bench/publish.toml")
+        began = time.monotonic()
         ended = _measure(there.prefix, part, hash, left, peers, root)
+        say(f"{part.name}: {ended} after {(time.monotonic() - began) / 60:.1f} minutes")
         at = state(part, hash, root)
         if at.under_way and at.under_way.complete and ended != "failed":
             _adopt(part, root, say)
