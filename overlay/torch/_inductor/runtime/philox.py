@@ -1,3 +1,5 @@
+# mypy: allow-untyped-decorators
+# mypy: allow-untyped-defs
 """Uniform numbers of Philox, four of each call."""
 
 from .triton_compat import tl, triton
