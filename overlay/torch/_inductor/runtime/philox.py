@@ -1,4 +1,5 @@
 # mypy: allow-untyped-decorators
+# mypy: allow-incomplete-defs
 # mypy: allow-untyped-defs
 """Uniform numbers of Philox, four of each call."""
 
