@@ -107,6 +107,14 @@ class EstimateTest(TestCase):
         foregone = self.estimate(work, foregone_bytes=work.row_bytes)
         self.assertFalse(foregone.pays)
 
+    def test_read_again(self):
+        """What the kernel of the rows reads anyway is free there, and nowhere else."""
+        work = norm(32768, 768)
+        self.assertTrue(self.estimate(work).pays)
+        again = self.estimate(work, reread_bytes=2 * work.shared_bytes)
+        self.assertFalse(again.pays)
+        self.assertEqual(again.unfused_us, self.estimate(work).unfused_us)
+
     def test_bandwidth(self):
         work = norm(131072, 1024)
         slow, fast = (self.estimate(work, GBs) for GBs in (H200_GBs, 2 * H200_GBs))
@@ -250,7 +258,7 @@ class DecisionTest(TestCase):
         refused, fused = self.log((300, 768))
         self.assertRegex(fused, r"mix-order reduction of .*: [\d.]+ us fused, [\d.]+ us not")
 
-    def test_work(self):
+    def works(self, f, *args):
         works = []
         work_of = mix_order_profit.work_of
 
@@ -259,9 +267,25 @@ class DecisionTest(TestCase):
             return works[-1]
 
         with patch.object(mix_order_profit, "work_of", watched):
-            self.run_with(rms_norm_backward, *self.inputs(64, 96))
+            self.run_with(f, *args)
+        return works
+
+    @parametrize("again", (False, True))
+    def test_work_that_waits_for_both(self, again):
+        """A tensor scaled by its rows and by its columns is read after both."""
+
+        def f(x):
+            rows, columns = x.amax(1, keepdim=True), x.amax(0, keepdim=True)
+            return x / rows, x / columns if again else columns
+
+        x = torch.randn(64, 96, device=GPU_TYPE)
+        (work, *_) = self.works(f, x)
+        self.assertEqual(work.reread_bytes, 64 * 96 * 4 if again else 0)
+        self.assertEqual(work.fused_launches, 2 + again)
+
+    def test_work(self):
+        (work, *_) = self.works(rms_norm_backward, *self.inputs(64, 96))
         tile, vector, stat = 64 * 96 * 2, 96 * 2, 64 * 4
-        (work, *_) = works
         self.assertEqual(work.programs, 8)
         # x, dy, weight, rstd, dx, and the row's sum, written and read
         self.assertEqual(work.row_bytes, 3 * tile + vector + 2 * stat)

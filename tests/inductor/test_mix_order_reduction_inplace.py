@@ -81,7 +81,9 @@ class InplaceTestCase(MixOrderTestCase):
 
     fuse = OPTIONS
 
-    def inplace(self, f, *args, choices=InductorChoices, rows=ROWS, code=False, **options):
+    def inplace(
+        self, f, *args, choices=InductorChoices, rows=ROWS, code=False, **options
+    ):
         """
         The arguments of the mix-order kernel that are read and written, and how many
         tensors of all rows are allocated.
@@ -270,7 +272,10 @@ class NotInplaceTest(InplaceTestCase):
             dy = a @ b
             return dy * (dy * x).sum(1, keepdim=True), dy.sum(0)
 
-        for choices, inplace in ((InductorChoices, {"in_out_ptr0"}), (ManyThreads, set())):
+        for choices, inplace in (
+            (InductorChoices, {"in_out_ptr0"}),
+            (ManyThreads, set()),
+        ):
             found = self.inplace(f, *self.args(), choices=choices, ulps=16)
             self.assertEqual(found[0], inplace)
             torch._dynamo.reset()

@@ -99,6 +99,18 @@ class RandomGroupsTest(TestCase):
         plain, _ = self.numbers((256,))
         self.assertEqual(out, plain.expand(8, 256), atol=0, rtol=0)
 
+    def test_a_seed_as_a_tensor(self):
+        def f(x, seed):
+            return x + torch.ops.prims.inductor_random.default([64, 96], seed, "rand")
+
+        x = torch.zeros(64, 96, device=GPU_TYPE)
+        seed = torch.tensor(5, device=GPU_TYPE)
+        out, code = self.run_code(f, x, seed)
+        FileCheck().check(SINGLE).run(code)
+        again, _ = self.run_code(f, x, seed)
+        self.assertEqual(out, again, atol=0, rtol=0)
+        self.assertEqual(out.mean().item(), 0.5, atol=0.02, rtol=0)
+
     def test_distribution(self):
         numbers, _ = self.numbers((1 << 16,))
         self.assertTrue(bool(((numbers >= 0) & (numbers < 1)).all()))

@@ -31,6 +31,8 @@ from .virtualized import V
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import sympy
+
     from .scheduler import BaseSchedulerNode, Scheduler, SchedulerNode
 
 
@@ -56,7 +58,9 @@ class Work:
     Two reductions of one tensor. ``row_bytes`` and ``column_bytes`` move in the kernel
     of either alone, ``shared_bytes`` in both. ``foregone_bytes`` would not move if what
     makes an input were fused with the kernel that reads it, which a mix-order kernel
-    forgoes. Each of the fused kernel's ``programs`` leaves ``partial_bytes``.
+    forgoes. ``reread_bytes`` of what is shared are read by what waits for both reductions:
+    in the kernel of the rows, which reads them, or after a mix-order kernel once more.
+    Each of the fused kernel's ``programs`` leaves ``partial_bytes``.
     """
 
     row_bytes: int
@@ -67,6 +71,7 @@ class Work:
     fused_launches: int
     programs: int
     partial_bytes: int
+    reread_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +108,7 @@ def estimate(work: Work, memory_GBs: float, constants: Constants) -> Estimate:
     row_us = 1e-3 / (memory_GBs * constants.row_share)
     column_us = 1e-3 / (memory_GBs * constants.column_share)
     fused_bytes = work.row_bytes + work.column_bytes - work.shared_bytes
+    fused_bytes += work.reread_bytes
     return Estimate(
         unfused_us=constants.launch_us * work.unfused_launches
         + max(0, work.row_bytes - work.foregone_bytes) * row_us
@@ -142,24 +148,26 @@ def decides_by_cost(device: Optional[torch.device]) -> bool:
 @dataclasses.dataclass
 class _Known:
     """
-    Of one graph: its reductions by what they read, and what was decided on the names
-    of a kernel's reductions. A decision is made once: the split of a contiguous node
-    is cancelled because of it.
+    Of one graph: its reductions and its pointwise nodes by what they read, and what was
+    decided on the names of a kernel's reductions. A decision is made once: the split of
+    a contiguous node is cancelled because of it.
     """
 
     readers: dict[str, list[SchedulerNode]]
+    pointwise: dict[str, list[SchedulerNode]]
     reasons: dict[Any, Optional[str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> _Known:
         if scheduler not in _known:
             readers: dict[str, list[SchedulerNode]] = {}
+            pointwise: dict[str, list[SchedulerNode]] = {}
             for node in scheduler.nodes:
                 for each in node.get_nodes():
-                    if each.is_reduction():
-                        for name in each.used_buffer_names():
-                            readers.setdefault(name, []).append(each)  # type: ignore[arg-type]
-            _known[scheduler] = cls(readers)
+                    by_name = readers if each.is_reduction() else pointwise
+                    for name in each.used_buffer_names():
+                        by_name.setdefault(name, []).append(each)  # type: ignore[arg-type]
+            _known[scheduler] = cls(readers, pointwise)
         return _known[scheduler]
 
 
@@ -241,33 +249,54 @@ def work_of(
         for dep in node.read_writes.reads
         if could_make(dep.name, contiguous)
     )
+    shared = [
+        dep
+        for dep in column_reads
+        if dep.name in row_reads
+        and V.graph.sizevars.statically_known_geq(dep.get_numel(), rows * columns)
+    ]
+    reread_bytes = moved_bytes(
+        dep for dep in shared if is_read_after_both(dep.name, other, rows * columns)
+    )
     return Work(
         row_bytes=moved_bytes(
             dep for node in nodes for dep in node.read_writes.reads_and_writes()
         ),
         column_bytes=moved_bytes(column_reads),
-        shared_bytes=moved_bytes(
-            dep
-            for dep in column_reads
-            if dep.name in row_reads
-            and V.graph.sizevars.statically_known_geq(
-                dep.get_numel(), rows * columns
-            )
-        ),
+        shared_bytes=moved_bytes(shared),
         foregone_bytes=foregone_bytes,
         unfused_launches=sum(
             1 + any(map(MixOrderReduction.is_split_reduction, side))
             for side in (contiguous, other)
         ),
         # the kernel, the final reduction of all its partial accumulators, and what could
-        # have been in the kernel of the rows
-        fused_launches=2 + (foregone_bytes > 0),
+        # have been in the kernel of the rows, before and after what it reduces
+        fused_launches=2 + (foregone_bytes > 0) + (reread_bytes > 0),
         programs=min(split.num_programs, ceildiv(hint(rows), split.xblock)),
         partial_bytes=hint(columns)
         * sum(
             (accumulate_dtype(node.node.get_dtype()) or torch.float32).itemsize  # type: ignore[union-attr]
             for node in other
         ),
+        reread_bytes=reread_bytes,
+    )
+
+
+def is_read_after_both(
+    name: str, other: Sequence[SchedulerNode], numel: sympy.Expr
+) -> bool:
+    """
+    Whether a pointwise node of ``numel`` elements reads ``name`` and waits for a reduction
+    of ``other``: it could be in the kernel of the rows if that came last.
+    """
+    names = OrderedSet(node.get_name() for node in other)
+    same = V.graph.sizevars.statically_known_equals
+    return any(
+        node.ancestors & names
+        and hasattr(node, "group")
+        and not (node.is_extern() or node.is_template())
+        and same(sympy_product(node.group[1]), numel)
+        for node in _Known.of(other[0].scheduler).pointwise.get(name, ())
     )
 
 

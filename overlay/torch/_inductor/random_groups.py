@@ -39,7 +39,10 @@ def codegen_rand(seed: str, offset: str) -> str:
     """Uniform float32 in [0, 1), one for each of the tile's ``offset``."""
     whole = f"{seed}, ({offset}).to(tl.uint32)"
     kernel, index = V.kernel, offset_of_rand()
-    groups = find_groups(kernel, index) if index is not None else None
+    groups = None
+    # a seed that was loaded as a tensor is as large as the tile
+    if index is not None and getattr(seed, "shape", None) == ():
+        groups = find_groups(kernel, index)
     if groups is None:
         return f"triton_helpers.rand({whole})"
     prefix = groups.tree.prefix
