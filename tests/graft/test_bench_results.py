@@ -476,7 +476,10 @@ def test_tables_are_written_from_files_and_then_agree(pages):
         ("<!-- table: r.json case=none -->\n<!-- /table -->\n", "has no row"),
         ("<!-- table: r.json columns=helion -->\n<!-- /table -->\n", "has no contender helion"),
         ("<!-- table: none.json -->\n<!-- /table -->\n", "No such file"),
-        ("<!-- table: r.json view=pie -->\n<!-- /table -->\n", "expected rows, cases or agreement"),
+        (
+            "<!-- table: r.json view=pie -->\n<!-- /table -->\n",
+            "expected rows, cases, models, kernels or agreement",
+        ),
     ],
 )
 def test_a_marker_that_means_nothing_is_named(pages, marker, words):

@@ -7,7 +7,8 @@ A page marks a table by comments, and what stands between them is written by `gr
 
 Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed) or choose
 `view=rows` (one row a point, the default), `view=cases` (one row a case: geometric means), or
-`view=agreement again=bench/results/OTHER.json` (how far apart two runs of the same thing are), and
+`view=agreement again=bench/results/OTHER.json` (how far apart two runs of the same thing are),
+`view=models` and `view=kernels top=20` (what `graft bench models` and its `--kernels` show), and
 `columns=`: labels of contenders by commas, all by default. `graft.outcome_tables` has the views of
 what `graft upstream-tests` and `graft opinfo` write.
 """
@@ -81,7 +82,9 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
         if set(options) != {"view", "again"}:
             raise GraftError(f"{where}: view=agreement of {spec[0]} takes again=FILE and no more")
         return apart(result, results.load(root / options["again"]))
-    unknown = set(options) - {*_FILTERS, "view", "columns"}
+    of_models = options.get("view") in ("models", "kernels")
+    known = {*_FILTERS, "view", *(["top"] if of_models else ["columns"])}
+    unknown = set(options) - known
     if unknown:
         raise GraftError(f"{where}: table of {spec[0]}: {unknown.pop()} is no option of a table")
     rows = [
@@ -99,12 +102,27 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
         what = f"contender {missing.pop()}" if missing else "row that the marker selects"
         raise GraftError(f"{where}: {spec[0]} has no {what}")
     view = options.get("view", "rows")
+    if of_models:
+        return _models(view, {**result, "rows": rows}, options.get("top", "0"), where)
     views = {"rows": by_row, "cases": by_case}
     if view not in views:
         raise GraftError(
-            f"{where}: table of {spec[0]}: view={view}, expected rows, cases or agreement"
+            f"{where}: table of {spec[0]}: view={view}, expected rows, cases, models, kernels or"
+            " agreement"
         )
     return views[view](rows, labels)
+
+
+def _models(view: str, result: results.Result, top: str, where: str) -> str:
+    from graft.bench import models_report
+
+    if not top.isdigit():
+        raise GraftError(f"{where}: top={top} is no number")
+    sides = models_report.Sides.of(result)
+    if view == "models":
+        return _markdown(*models_report.models(result["rows"], sides), 2)
+    found = models_report.groups(result)[: int(top) or None]
+    return _markdown(*models_report.kernels(found, sides), 2)
 
 
 def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
