@@ -79,7 +79,8 @@ class Comparison:
 
     `changed` maps a test file to the patches that change it on the patched side; `pending` counts
     the tests that were not reached, `stale` are meant differences that did not occur; `about` says
-    what ran where.
+    what ran where. Of files that are not the pin's (not `of_pin`), `gone` has the names that each
+    imports and a side lacks, `refused` the patches whose hunks do not apply to it.
     """
 
     rows: Sequence[Row]
@@ -87,6 +88,9 @@ class Comparison:
     pending: int = 0
     stale: Sequence[Difference] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    gone: Mapping[str, list[str]] = field(default_factory=dict)
+    refused: Mapping[str, list[str]] = field(default_factory=dict)
+    of_pin: bool = True
 
     @property
     def broken(self) -> list[Row]:
@@ -135,6 +139,8 @@ class Comparison:
             **self.about,
             "files": self.counts(),
             "changed": dict(self.changed),
+            **({"gone": dict(self.gone)} if self.gone else {}),
+            **({"refused": dict(self.refused)} if self.refused else {}),
             "pending": self.pending,
             "stale": stale,
             "differing": rows,
@@ -214,8 +220,14 @@ def _stale(meant: Sequence[Difference], rows: Sequence[Row]) -> list[Difference]
 
 
 def check_read(found: Comparison) -> None:
-    """Raise GraftError where pytest cannot read a file: nothing of it was run there."""
+    """Raise GraftError where pytest cannot read a file: nothing of it was run there.
+
+    A file of another commit that stock cannot read either is no fault of the patches: it is
+    reported, and an error only where nothing else was run.
+    """
     for row in found.unread:
+        if not found.of_pin and not row.differs and len(found.unread) < len(found.rows):
+            continue
         broken = next(r for r in (row.patched, row.stock) if r and r.outcome == "error")
         lines = broken.message.splitlines()
         why = [line for line in lines if re.search(r"\w(Error|Exit|Exception): ", line)] or lines
@@ -241,6 +253,18 @@ def show(found: Comparison, console: Console) -> None:
     console.print(files)
     for path, patches in found.changed.items():
         console.print(f"patched runs {path} as changed by {', '.join(patches)}", highlight=False)
+    for path, patches in found.refused.items():
+        console.print(
+            f"{path} is not what {', '.join(patches)} changes: patched runs it as it is",
+            highlight=False,
+        )
+    for path, names in found.gone.items():
+        console.print(
+            f"{path}: not in this torch, and what they decorate is skipped: {', '.join(names)}",
+            highlight=False,
+        )
+    for row in found.unread:
+        console.print(f"{row.test} cannot be read: {_why(row)}", highlight=False)
     for each in found.stale:
         console.print(
             f"tests/upstream-differences.toml: {each.test} does not differ in that way "

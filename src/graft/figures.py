@@ -4,7 +4,7 @@
 (`graft.bench.tables`), by patch.
 
     ["cap-the-reads-of-a-mix-order-reduction-kernel.patch"]
-    table = "bench/results/h200_models.json case=scaled_residual"
+    table = "bench/results/h200_read_cap.json case=scaled_residual"
 
 In the message they are a line ``Figures (NVIDIA H200, torch 2.11.0)``, an empty line, and the
 table, up to the next empty line. A message without such a line gets it before its test plan.

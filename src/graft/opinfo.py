@@ -7,6 +7,7 @@ case, results that are kept as they come.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import tempfile
 import time
@@ -113,6 +114,7 @@ def compare(
         about |= {
             "pin": stack.pin.name,
             "stack": stack.hash,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "torch": built.base.version,
             "keyword": keyword or "",
             "workers": workers,

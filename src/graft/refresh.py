@@ -3,7 +3,8 @@
 It writes the stack back from where it was changed: the commits of the edit (`graft.workbench`)
 become the patch files; or a change under overlay/ or tests/inductor/ goes into the last patch that
 touches the file. The figures in a message come from their result file (`graft.figures`).
-Everything is computed and checked before the first byte is written.
+Everything is computed and checked before the first byte is written. README shows figures of the
+stack as it is alone, so its tables follow.
 """
 
 from __future__ import annotations
@@ -62,7 +63,18 @@ def refresh(
         else:
             done = Refreshed()
         workbench.settle_tree(prefix, root)
-        return done
+        return replace(done, written=(*done.written, *_pages(root))) if pin == DEFAULT_PIN else done
+
+
+def _pages(root: Path) -> list[str]:
+    """Write the tables of the pages whose figures are of the stack as it is; their names."""
+    from graft.bench import tables
+
+    written = []
+    for page, _, due in list(tables.stale(root, only=tables.CURRENT)):
+        page.write_text(due, "utf-8")
+        written.append(page.relative_to(root).as_posix())
+    return written
 
 
 def _from_edit(

@@ -109,10 +109,26 @@ def fetch(pin: Pin, wanted: Sequence[str], say: Callable[[str], None]) -> Path:
     return folder
 
 
-def apply(stack: Stack, folder: Path) -> dict[str, list[str]]:
+def _refuses(
+    folder: Path, head: str, path: str, part: str, refused: dict[str, list[str]], patch: str
+) -> bool:
+    """Whether the file `path` is another than the one that `part` of `patch` changes."""
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    try:
+        git("apply", "--check", "-", cwd=folder, input=head + part, env=ceiling)
+    except GraftError:
+        refused.setdefault(path, []).append(patch)
+        return True
+    return False
+
+
+def apply(
+    stack: Stack, folder: Path, refused: dict[str, list[str]] | None = None
+) -> dict[str, list[str]]:
     """Apply what the stack changes in upstream's own tests; which patches changed which file.
 
-    Raises GraftError for a patch that does not apply to the files of `folder`.
+    Raises GraftError for a patch that does not apply to the files of `folder`; with `refused` it
+    is added there instead, by file, and the file stays as it is.
     """
     upstreams = commits.absent_files(stack.patches, ())
     changed: dict[str, list[str]] = {}
@@ -123,6 +139,8 @@ def apply(stack: Stack, folder: Path) -> dict[str, list[str]]:
             for path, part in parts
             if path in upstreams and path.startswith("test/") and (folder / path).exists()
         ]
+        if refused is not None:
+            kept = [each for each in kept if not _refuses(folder, head, *each, refused, patch.name)]
         if not kept:
             continue
         ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}

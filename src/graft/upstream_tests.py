@@ -7,6 +7,7 @@ upstream's tests on purpose, the patched side runs the changed file, and the res
 from __future__ import annotations
 
 import contextlib
+import datetime
 import shutil
 import tempfile
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from graft import comparison, differences, upstream_files
+from graft import comparison, differences, gone_names, upstream_files
 from graft.comparison import Comparison
 from graft.errors import UsageError
 from graft.pins import ROOT
@@ -64,13 +65,13 @@ def compare(
     """Run upstream's test `files` on the base and on the tree.
 
     The files come from `source`, a checkout at the pin's commit; or from `paths`, test files by
-    themselves, all of which are run; or from a sparse fetch of that commit, kept in the user's
-    cache. `limit_s` is for each test, `keyword` is pytest's ``-k``, `workers` are processes a GPU
-    (of CUDA_VISIBLE_DEVICES, or all). Results are kept in the folder `kept` (default: in the user's
-    cache) as they come, and a run takes up what an earlier one of the same kept, unless `anew`;
-    after `seconds` it ends with what it has. Raises UsageError for a file or a checkout that is not
-    as expected, GraftError without a GPU, without network where one is needed, and where a side
-    cannot run at all.
+    themselves, all of which are run, and which may be of another commit; or from a sparse fetch of
+    that commit, kept in the user's cache. `limit_s` is for each test, `keyword` is pytest's ``-k``,
+    `workers` are processes a GPU (of CUDA_VISIBLE_DEVICES, or all). Results are kept in the folder
+    `kept` (default: in the user's cache) as they come, and a run takes up what an earlier one of
+    the same kept, unless `anew`; after `seconds` it ends with what it has. Raises UsageError for a
+    file or a checkout that is not as expected, GraftError without a GPU, without network where one
+    is needed, and where a side cannot run at all.
     """
     begin = time.monotonic()
     if paths and (files or source):
@@ -97,7 +98,14 @@ def compare(
                 source = upstream_files.fetch(stack.pin, wanted, say)
             upstream_files.unpack(source, stack.pin, wanted, stock)
         shutil.copytree(stock, patched)
-        changed = upstream_files.apply(stack, patched)
+        gone: dict[str, list[str]] = {}
+        refused: dict[str, list[str]] = {}
+        changed = upstream_files.apply(stack, patched, refused if paths else None)
+        if paths:  # which may be of another era
+            for half in both:
+                lacking = gone_names.stand_in(half.python, half.env, half.folder, wanted)
+                for path, names in lacking.items():
+                    gone[path] = list(dict.fromkeys([*gone.get(path, ()), *names]))
         about = {"gpu": gpu_name, "limit_s": limit_s, "gpu_only": gpu_only}
         sides = s.enter_context(
             opened(both, built, stack, about, kept or default_state(stack), anew)
@@ -108,6 +116,7 @@ def compare(
         about = {
             "pin": stack.pin.name,
             "stack": stack.hash,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "torch": built.base.version,
             "python": built.base.python_version,
             **about,
@@ -117,7 +126,9 @@ def compare(
             "seconds": round(time.monotonic() - begin),
         }
         asked = {path: by for path, by in changed.items() if path in wanted}
-        return replace(found, changed=asked, about=about)
+        return replace(
+            found, changed=asked, gone=gone, refused=refused, of_pin=not paths, about=about
+        )
 
 
 def default_state(stack: Stack) -> Path:

@@ -30,7 +30,8 @@ def chromium():
 
 
 CHROMIUM = chromium()
-COMMITTED = sorted((pins.ROOT / "bench" / "results").glob("*.json"))
+RESULTS = pins.ROOT / "bench" / "results"
+COMMITTED = sorted([*RESULTS.glob("*.json"), *RESULTS.glob("*.json.gz")])
 SVG = "{http://www.w3.org/2000/svg}"
 
 

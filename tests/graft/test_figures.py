@@ -130,3 +130,28 @@ def test_refresh_writes_them(bare: Project) -> None:
 
 def test_messages_and_result_files_agree() -> None:
     assert figures.stale(stack.load(pins.load())) == []
+
+
+def test_readme_follows_the_stack(bare: Project) -> None:
+    """A refresh that changes the stack takes the figures of the one before out of README."""
+    from graft.bench import parts, tables
+
+    readme = bare.root / "README.md"
+    page = bare.root / "docs" / "measured.md"
+    page.parent.mkdir()
+    for each in (readme, page):
+        each.write_text("<!-- table: bench/results/now.json view=cases -->\n<!-- /table -->\n")
+    data: dict[str, Any] = json.loads(RESULT.read_text())
+    data["stack_hash"] = bare.stack.hash
+    (bare.root / "bench" / "results" / "now.json").write_text(json.dumps(data))
+    assert parts.tree_hash(bare.root) == bare.stack.hash
+    assert bare.refresh().written == ("README.md",)
+    assert f"Stack {bare.stack.hash[:12]}, " in readme.read_text()
+    assert bare.refresh().written == ()
+
+    bare.edit()
+    bare.commit("[inductor] Third\n", _inductor__third="")
+    assert "README.md" in bare.refresh().written
+    assert tables.NONE_CURRENT in readme.read_text()
+    assert "|" not in readme.read_text()
+    assert "Stack" not in page.read_text()  # graft bench tables writes the other pages

@@ -16,7 +16,7 @@ import standin
 from rich.console import Console
 from standin import Project
 
-from graft import bases, comparison, testrun, teststate, upstream_files, upstream_tests
+from graft import bases, comparison, gone_names, testrun, teststate, upstream_files, upstream_tests
 from graft.comparison import Comparison, Row
 from graft.errors import GraftError, UsageError
 from graft.testrun import Result
@@ -79,6 +79,13 @@ def compare(project: Project, *files: str, **options: object) -> Comparison:
     built = project.build()
     kept = {"root": project.root, **options}
     return upstream_tests.compare(built, project.stack, files, **kept)  # type: ignore[arg-type]
+
+
+def shown(found: Comparison) -> str:
+    """What is printed, on one line."""
+    console = Console(record=True, width=200)
+    comparison.show(found, console)
+    return " ".join(console.export_text().split())
 
 
 def outcomes(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -292,6 +299,100 @@ def test_a_file_that_no_side_can_read_is_an_error(project: Project, tmp_path: Pa
     assert not found.broken
     with pytest.raises(GraftError, match="test_mine.py: .*cannot read it: .*no_such_module"):
         comparison.check_read(found)
+
+
+# --- files of another era ------------------------------------------------------------------------
+
+ANOTHER_ERA = """\
+import unittest
+from torch._inductor.scheduler import split, split_more
+from torch._inductor.no_such_module import (
+    a_decorator,
+    FLAG as HAS_IT,  # and a comment
+)
+from torch._inductor import scheduler
+
+if True:
+    from torch._inductor.scheduler import Base
+
+class TestMine(unittest.TestCase):
+    def test_here(self): self.assertIn(split(3), (3, -3))
+
+    @a_decorator
+    def test_decorated(self): self.fail()
+
+    @a_decorator("with", arguments=1)
+    def test_decorated_more(self): self.fail()
+
+    @unittest.skipIf(not HAS_IT, "it is not there")
+    def test_flag(self): self.fail()
+
+    def test_uses(self): split_more(3) + 1
+    def test_attribute(self): split_more.most
+
+class TestDerived(Base):
+    def test_derived(self): self.fail()
+
+@a_decorator
+class TestWhole(unittest.TestCase):
+    def test_whole(self): self.fail()
+"""
+
+
+def test_names_that_are_gone_are_listed_and_the_rest_runs(project: Project, tmp_path: Path) -> None:
+    found = mine(project, tmp_path, ANOTHER_ERA)
+    both = {name: (stock, patched) for name, stock, patched in outcomes(found)}
+    assert both == {
+        "test_here": ("passed", "passed"),
+        "test_uses": ("failed", "failed"),
+        "test_attribute": ("failed", "failed"),
+        **dict.fromkeys(
+            ["test_decorated", "test_decorated_more", "test_flag", "test_derived", "test_whole"],
+            ("skipped", "skipped"),
+        ),
+    }
+    names = ["scheduler.split_more", "no_such_module.a_decorator", "no_such_module.FLAG"]
+    names.append("scheduler.Base")
+    assert found.gone == {
+        "test/inductor/test_mine.py": [f"torch._inductor.{name}" for name in names]
+    }
+    assert found.as_json()["gone"] == found.gone
+    assert "split_more, torch._inductor.no_such_module.a_decorator" in shown(found)
+    comparison.check_read(found)
+    (row,) = (row for row in found.rows if row.test.endswith("test_attribute"))
+    assert "torch._inductor.scheduler.split_more is not in this torch" in row.stock.message  # type: ignore[union-attr]
+
+
+def test_what_a_patch_brings_is_not_gone_on_patched(project: Project, tmp_path: Path) -> None:
+    text = "from torch._inductor.config import more\n\ndef test_it():\n    assert more == 1\n"
+    found = mine(project, tmp_path, text)
+    assert outcomes(found) == [("test_it", "failed", "passed")]
+    assert found.gone == {"test/inductor/test_mine.py": ["torch._inductor.config.more"]}
+
+
+def test_lines_stay_where_they_are() -> None:
+    text = gone_names.without(ANOTHER_ERA, gone_names.missing(ANOTHER_ERA))
+    assert text.count("\n") == ANOTHER_ERA.count("\n")
+    assert text.splitlines()[11:] == ANOTHER_ERA.splitlines()[11:]
+    compile(text, "test_mine.py", "exec")
+
+
+def test_a_file_that_no_side_can_read_among_others(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text("def test_0():\n    pass\n")
+    (tmp_path / "test_other.py").write_text("import no_such_module\n")
+    found = compare(project, paths=[tmp_path / "test_mine.py", tmp_path / "test_other.py"])
+    assert ("test_0", "passed", "passed") in outcomes(found)
+    assert "inductor/test_other.py cannot be read" in shown(found)
+    comparison.check_read(found)
+
+
+def test_hunks_on_a_file_of_another_era(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "test_upstream.py").write_text("def test_2():\n    assert 1 == 1\n")
+    found = compare(project, paths=[tmp_path / "test_upstream.py"])
+    assert outcomes(found) == [("test_2", "passed", "passed")]
+    assert found.changed == {}
+    assert found.refused == {"test/inductor/test_upstream.py": ["split-the-other-way.patch"]}
+    assert "patched runs it as it is" in shown(found)
 
 
 def test_a_process_that_never_gets_to_a_test(project: Project, tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ from unittest.mock import patch
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import mix_order_spills
+from torch._inductor.choices import InductorChoices
 from torch._inductor.mix_order_pressure import Pressure
 from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
 )
-from torch.testing._internal.inductor_utils import HAS_GPU
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
 try:
@@ -237,6 +239,41 @@ class KernelTest(MixOrderTestCase):
     @parametrize("f", (rms_norm_backward, layer_norm_backward))
     def test_values(self, f, columns, dtype):
         self.check(f, *rms_norm_args(13, columns, dtype), **{PRESSURE: True})
+
+
+class WindowTest(MixOrderTestCase):
+    """A buffer that an element reads at several places has as many loads."""
+
+    fuse = FUSE_ALL
+
+    def costs(self, f, *args):
+        found = []
+
+        class Recording(InductorChoices):
+            def mix_order_row_split(self, cost, *args):
+                found.append(cost)
+                return InductorChoices.mix_order_row_split(cost, *args)
+
+        with V.set_choices_handler(Recording()):
+            self.generate(f, *args, split_reductions=True)
+        return found[-1]
+
+    @nvidia_only
+    def test_loads(self):
+        def window(x, g):
+            padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+            y = g + padded[:-2] + padded[1:-1] + padded[2:]
+            return y, y.sum(0)
+
+        def one_place(x, g):
+            y = g + x
+            return y, y.sum(0)
+
+        args = [torch.empty(65536, 256, device=GPU_TYPE) for _ in range(2)]
+        cost = self.costs(window, *args)
+        self.assertEqual((cost.streams, cost.stream_bytes, cost.memory_bytes), (4, 16, 8))
+        cost = self.costs(one_place, *args)
+        self.assertEqual((cost.streams, cost.stream_bytes, cost.memory_bytes), (2, 8, 8))
 
 
 if __name__ == "__main__":

@@ -2,26 +2,37 @@
 
 import dataclasses
 import re
+from unittest import mock
 
 import sympy
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import metrics
+from torch._inductor import metrics, mix_order_producer_sum_cost
+from torch._inductor.choices import InductorChoices
 from torch._inductor.dependencies import MemoryDep
+from torch._inductor.issue_slots import (
+    DIVISION_SLOTS,
+    INDIRECT_SLOTS,
+    INTEGER_SLOTS,
+    SLOTS,
+)
 from torch._inductor.mix_order_producer_sum_cost import (
     FUNCTION_BYTES,
     is_across,
+    ISSUING_WARPS,
     L2_BYTE,
     L2_MIB,
     LAUNCH_BYTES,
     ProducerSum,
+    SLOTS_PER_BYTE,
     why_not_producer_sum,
 )
-from torch._inductor.mix_order_row_split import RowCost
+from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -90,6 +101,33 @@ def softmax(x):
 def gelu_backward(g, x):
     dx = torch.ops.aten.gelu_backward(g, x)
     return dx, dx.sum(0)
+
+
+def max_pool_backward(g, offsets, x):
+    """Of windows of 3 x 3 that overlap, with the sum for a bias; x is [N, C, H, W]."""
+    size, window = list(x.shape[2:]), ([3, 3], [2, 2], [1, 1], [1, 1])
+    kernel, stride, padding, dilation = window
+    indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(
+        offsets, kernel, size, stride, padding, dilation
+    )
+    dx = torch.ops.aten.max_pool2d_with_indices_backward(
+        g, x, *window, False, indices
+    )
+    return dx, dx.sum((0, 2, 3))
+
+
+def upsample(x, skip):
+    y = skip + torch.nn.functional.interpolate(x, scale_factor=2)
+    return y, y.sum((0, 2, 3))
+
+
+def images(*shapes, dtype=torch.bfloat16):
+    return [
+        torch.empty(shape, dtype=dtype, device=GPU_TYPE).to(
+            memory_format=torch.channels_last
+        )
+        for shape in shapes
+    ]
 
 
 # what reads dx elsewhere than where a row's columns are
@@ -446,6 +484,32 @@ class PointwiseProducerTest(TestBase):
         self.generate(gelu_backward, *args, split_reductions=True)
         self.assertEqual(metrics.codegen_mix_order_reduction, fused)
 
+    # rows of an index, and elements; what is rolled is where the kernel computes
+    @parametrize("gather,fused", (("rows", 0), ("elements", 0), ("rolled", 1)))
+    def test_places_that_are_read(self, gather, fused):
+        def f(x, index, rows):
+            if gather == "rows":
+                y = x[rows] + x
+            elif gather == "elements":
+                y = x.gather(1, index)
+            else:
+                y = x.view(512, 128, 512).roll(3, 1).view_as(x) + x
+            return y, y.sum(0)
+
+        x = torch.empty(65536, 512, dtype=torch.bfloat16, device=GPU_TYPE)
+        index = torch.empty(x.shape, dtype=torch.int64, device=GPU_TYPE)
+        self.generate(f, x, index, index[:, 0].contiguous(), split_reductions=True)
+        self.assertEqual(metrics.codegen_mix_order_reduction, fused)
+
+    def test_windows(self):
+        g = randn(6, 32, 4, 4, dtype=torch.bfloat16)
+        # of a window, what is never beyond the image
+        inside = torch.tensor([4, 5, 7, 8], device=GPU_TYPE, dtype=torch.int8)
+        offsets = inside[torch.randint(0, 4, g.shape, device=GPU_TYPE)]
+        x = randn(6, 32, 8, 8, dtype=torch.bfloat16)
+        args = (each.to(memory_format=torch.channels_last) for each in (g, offsets, x))
+        self.check(max_pool_backward, *args, partials=1, split_reductions=True)
+
     # a row for each of 512 images of 784 rows is loaded 784 times
     @parametrize("images,fused", ((1, 1), (512, 0)))
     def test_rows_that_share(self, images, fused):
@@ -710,6 +774,8 @@ class ModelTest(TestCase):
                 bytes_shared=0,
                 launches_saved=2,
                 compute_bytes=0,
+                slots=0,
+                bytes_gathered=0,
                 tiled=False,
                 rows=rows,
                 columns=columns,
@@ -803,6 +869,41 @@ class ModelTest(TestCase):
                 self.why_not(dataclasses.replace(cost, before=cost.after))
             )
 
+    def test_operations_that_take_longer_than_the_memory(self):
+        """On padded columns, where a kernel of its own computes no padding."""
+        row = dataclasses.replace(self.ROW, columns=520, rnumel=1024)
+        cost = self.cost(columns=520, before=None, after=row)
+        split = row_split(row, self.H200, 32768)
+        load = split.num_warps * 128
+        padded = -(-520 // load) * load
+        self.assertLess(520, padded)
+        self.assertGreaterEqual(split.num_warps * split.programs_per_sm, ISSUING_WARPS)
+        for slots, pays in ((8, True), (64, True), (64 * SLOTS_PER_BYTE, False)):
+            busy = dataclasses.replace(cost, slots=slots)
+            self.assertEqual(self.why_not(busy) is None, pays)
+            # which computes them anyway
+            self.assertIsNone(self.why_not(dataclasses.replace(busy, before=row)))
+        whole = dataclasses.replace(
+            busy, columns=padded, after=dataclasses.replace(row, columns=padded)
+        )
+        self.assertIsNone(self.why_not(whole))
+
+    def test_few_warps(self):
+        """They issue in some of the slots, where a kernel of its own does in all."""
+        cost = self.cost(columns=4096, before=None)
+        busy = dataclasses.replace(cost, slots=16 * SLOTS_PER_BYTE)
+        for warps, pays in ((ISSUING_WARPS, True), (2, False)):
+            split = row_split(cost.after, self.H200, 32768)
+            split = dataclasses.replace(split, num_warps=warps, programs_per_sm=1)
+            with mock.patch.object(mix_order_producer_sum_cost, "row_split") as found:
+                found.return_value = split
+                self.assertEqual(self.why_not(busy) is None, pays)
+
+    def test_places_that_are_read(self):
+        cost = self.cost(before=None)
+        gathered = dataclasses.replace(cost, bytes_gathered=cost.bytes_saved)
+        self.assertRegex(self.why_not(gathered), "costs")
+
     def test_l2(self):
         """What L2 would have served is worth less than what memory would have."""
         cost = self.cost(rows=2048, launches_saved=0, after=self.ROW, before=self.ROW)
@@ -810,6 +911,79 @@ class ModelTest(TestCase):
             device = self.H200._replace(cc=cc)
             self.assertIsNone(self.why_not(cost, device=device))
         self.assertNotIn(70, L2_MIB)
+
+
+class SlotsTest(TestBase):
+    """How many issue slots an element of a producer takes."""
+
+    def slots(self, f, *args):
+        found = []
+
+        class Recording(InductorChoices):
+            def why_not_producer_sum(self, cost, device):
+                found.append(cost.slots)
+                return "only asked"
+
+        with V.set_choices_handler(Recording()):
+            self.generate(f, *args, split_reductions=True)
+        return found[0]
+
+    def rows(self, dtype=torch.float32):
+        return torch.empty(8192, 256, dtype=dtype, device=GPU_TYPE)
+
+    def of(self, f):
+        """Of ``f`` of an element, beside its load, its store and what takes one slot."""
+
+        def producer(x):
+            y = f(x) + 1
+            return y, y.sum(0)
+
+        return self.slots(producer, self.rows()) - 3
+
+    def test_functions(self):
+        self.assertEqual(self.of(lambda x: -x), 1)
+        self.assertEqual(self.of(torch.erf), SLOTS["erf"])
+        self.assertEqual(self.of(lambda x: torch.where(x > 0, x, -x)), 2 + 2 + 1)
+
+    def test_what_is_computed_twice(self):
+        self.assertEqual(self.of(lambda x: x.tanh() * x.tanh()), SLOTS["tanh"] + 1)
+
+    def test_quotients(self):
+        self.assertEqual(self.of(lambda x: x / 9), 1)
+        self.assertEqual(self.of(lambda x: (x + 9) / x), 1 + SLOTS["truediv"])
+
+    def test_what_a_row_has_once(self):
+        """A value of a row, and the place where a row is read."""
+
+        def scaled(x, row):
+            y = x * row.exp().cos()
+            return y, y.sum(0)
+
+        def gathered(table, index):
+            y = table[index] + 1
+            return y, y.sum(0)
+
+        row = torch.empty(8192, 1, device=GPU_TYPE)
+        self.assertEqual(self.slots(scaled, self.rows(), row), 3)
+        index = torch.empty(8192, dtype=torch.int64, device=GPU_TYPE)
+        self.assertEqual(self.slots(gathered, self.rows(), index), 3)
+
+    def test_places_that_are_read(self):
+        def gathered(x, index):
+            y = x.gather(1, index) + 1
+            return y, y.sum(0)
+
+        index = self.rows(torch.int64)
+        # with the load of the place, and its sum with the row's
+        found = self.slots(gathered, self.rows(), index)
+        self.assertEqual(found, 4 + INDIRECT_SLOTS + INTEGER_SLOTS)
+
+    def test_windows(self):
+        g, x = images((64, 64, 28, 28), (64, 64, 56, 56))
+        (offsets,) = images((64, 64, 28, 28), dtype=torch.int8)
+        found = self.slots(max_pool_backward, g, offsets, x)
+        self.assertGreater(found, 4 * (INDIRECT_SLOTS + DIVISION_SLOTS))
+        self.assertLess(found, 8 * (INDIRECT_SLOTS + DIVISION_SLOTS))
 
 
 if __name__ == "__main__":

@@ -12,16 +12,17 @@ import sympy
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
+from .issue_slots import issue_slots
 from .mix_order_accesses import domain, whole_accesses
-from .mix_order_row_split import row_cost, row_split, splits_rows
-from .runtime.runtime_utils import next_power_of_2
+from .mix_order_row_split import COLUMNS_PER_WARP, row_cost, row_split, splits_rows
+from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .utils import get_dtype_size
 from .virtualized import V
 
 
 if TYPE_CHECKING:
     from .dependencies import MemoryDep
-    from .mix_order_row_split import RowCost
+    from .mix_order_row_split import RowCost, RowSplit
     from .runtime.hints import DeviceProperties
     from .scheduler import BaseSchedulerNode
 
@@ -45,6 +46,16 @@ MIX_ORDER_LOSS = 0.07
 # Bytes of memory traffic in the time that a mix-order kernel takes to compute a function
 # of an element, with what is around it in the backward of a GELU, on an H200.
 FUNCTION_BYTES = {"erf": 10, "tanh": 9}
+# Issue slots of an element in the time of a byte of memory traffic, of an H200: 132 SMs of
+# 4 schedulers, for 32 lanes each, at 1.98 GHz, and 4.2 TB/s.
+SLOTS_PER_BYTE = 8
+# Warps of an SM that issue in all slots: in the backward of a max pool with the sums of a
+# batch norm, 4 reach 62 % or more of them, and 8 reach 89 %.
+ISSUING_WARPS = 6
+# Time of a byte that no copy can bring ahead, as its place is read from a tensor or adjoins
+# none of its row, by that of a byte from memory, beyond that one: 1.3 to 9 in five gathers
+# on an H200. With less than 0.8 they are slower as mix-order kernels.
+GATHERED_BYTE = 1.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +74,9 @@ class ProducerSum:
     launches_saved: kernels of the consumer that the final reduction replaces, less that
         one where the producer has none yet
     compute_bytes: what would be moved while the producer computes its functions
+    slots: issue slots in which the producer computes an element, all that it does
+    bytes_gathered: that the producer loads at places that are read from a tensor, or that do
+        not adjoin along a row
     tiled: whether a whole tensor is accessed across the others, by the consumer alone or
         by a producer that reduces nothing, so that its own kernel has tiles of both
         dimensions
@@ -79,6 +93,8 @@ class ProducerSum:
     bytes_shared: int
     launches_saved: int
     compute_bytes: int
+    slots: int
+    bytes_gathered: int
     tiled: bool
     rows: int
     columns: int
@@ -108,6 +124,8 @@ class ProducerSum:
             itemsizes = [get_dtype_size(V.graph.get_dtype(name)) for name in names]
             return sum(itemsizes) * rows * columns
 
+        counted = [issue_slots(snode._body, rnumel) for snode in node1.get_nodes()]  # type: ignore[attr-defined]
+        gathered = OrderedSet(name for _, names in counted for name in names)
         rblock = next_power_of_2(columns)
         other = FusedSchedulerNode.fuse(node2, consumer) if node2 else consumer
         after = row_cost(node1.get_nodes(), other.get_nodes(), xnumel, rnumel, rblock)
@@ -125,13 +143,17 @@ class ProducerSum:
                 )
             ),
             bytes_added=size(reads - at_hand),
-            bytes_shared=max(0, after.stream_bytes * rows * columns - size(loaded))
+            bytes_shared=max(0, after.memory_bytes * rows * columns - size(loaded))
             * rblock
             // columns,
             launches_saved=1
             + MixOrderReduction.is_split_reduction(consumer)
             - (node2 is None),
             compute_bytes=rows * rblock * function_bytes(node1),
+            slots=sum(slots for slots, _ in counted),
+            bytes_gathered=rows
+            * columns
+            * sum(get_dtype_size(V.graph.get_dtype(name)) for name in gathered),
             tiled=any(is_across(dep) for dep in reads - at_hand)
             or (
                 node2 is None
@@ -167,6 +189,23 @@ def function_bytes(node: BaseSchedulerNode) -> int:
     )
 
 
+def slower_by(cost: ProducerSum, split: RowSplit, moved: int) -> float:
+    """
+    Bytes of memory traffic in the time that the producer takes longer to compute than to
+    have them ``moved``, as a mix-order kernel with ``split``, beyond that of a kernel of its
+    own.
+    """
+    # whole loads of all threads: ptxas drops what only pads a row
+    width = max(1, cost.after.stream_bytes // max(1, 2 * cost.after.streams))
+    load = max(1, split.num_warps * COLUMNS_PER_WARP // width)
+    columns = min(cost.after.rnumel, ceildiv(cost.columns, load) * load)
+    share = min(1.0, split.num_warps * split.programs_per_sm / ISSUING_WARPS)
+    column_bytes = cost.rows * cost.slots / SLOTS_PER_BYTE
+    fused = max(cost.compute_bytes, columns * column_bytes / share) - moved
+    apart = cost.columns * column_bytes - (moved - cost.bytes_added)
+    return max(0.0, fused - max(0.0, apart))
+
+
 def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optional[str]:
     """
     Why a sum had better stay a kernel of its own; None when it pays to attach it. All
@@ -184,7 +223,7 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
 
     # What the consumer would find in L2: its share of the last bytes that passed.
     l2 = L2_MIB.get(device.cc, 0) * 2**20
-    passed = cost.rows * cost.columns * cost.after.stream_bytes + cost.bytes_written
+    passed = cost.rows * cost.columns * cost.after.memory_bytes + cost.bytes_written
     served = min(cost.bytes_written, l2 * cost.bytes_written // max(1, passed))
     saved = cost.bytes_saved - served * (1 - L2_BYTE)
     saved += cost.launches_saved * LAUNCH_BYTES
@@ -196,11 +235,13 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
     accumulators -= cost.before.accumulators if cost.before else 0
     workspace = 4 * accumulators * cost.columns * after.num_programs
     lost = 2 * workspace * L2_BYTE
-    streams = cost.rows * cost.columns * cost.after.stream_bytes
+    streams = cost.rows * cost.columns * cost.after.memory_bytes
     if before is None:
         moved = streams + cost.bytes_written
-        lost += moved * MIX_ORDER_LOSS + max(0, cost.compute_bytes - moved)
+        lost += moved * MIX_ORDER_LOSS
+        lost += slower_by(cost, after, moved)
         lost += cost.bytes_shared * SHARED_BYTE
+        lost += cost.bytes_gathered * GATHERED_BYTE
     if after.reload and not (before and before.reload):
         lost += streams * L2_BYTE
     if saved <= lost:

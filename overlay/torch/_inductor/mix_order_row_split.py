@@ -150,8 +150,9 @@ class RowCost:
 
     columns: of a row
     rnumel: columns, padded to a power of two (R0_BLOCK)
-    stream_bytes: bytes a column that each row loads, over all buffers
-    streams: buffers that each row loads
+    stream_bytes: bytes a column that each row loads, over all loads
+    streams: loads of each row: one of a buffer, or as many as there are places at which an
+        element reads it, as in a window
     stores_rows: whether there is an output of all rows and columns
     accumulators: 4-byte accumulators a column, live throughout
     invariants: 4-byte values a column that all rows read, live throughout
@@ -163,6 +164,7 @@ class RowCost:
     apart: whether the elements of a row are loaded one at a time
     keeps_rows: whether a row of half types had better be kept than loaded twice
     wide_values: whether values are computed and accumulated in 8 bytes, as sums of integers are
+    repeated_bytes: of stream_bytes, those of a buffer that another load has brought from memory
     """
 
     columns: int
@@ -180,6 +182,12 @@ class RowCost:
     apart: bool = False
     keeps_rows: bool = False
     wide_values: bool = False
+    repeated_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes a column of each row that come from memory."""
+        return self.stream_bytes - self.repeated_bytes
 
     @property
     def width(self) -> int:
@@ -326,6 +334,7 @@ def row_cost(
     written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
     columns = hint(rnumel, fallback=rblock)
     streamed: dict[str, int] = {}
+    places: dict[str, dict[Any, OrderedSet[sympy.Expr]]] = {}
     copy_bytes, adjoin, most_adjacent = 0, True, 0
     invariant: OrderedSet[str] = OrderedSet()
     square = statically_known_equals(xnumel, rnumel)
@@ -352,6 +361,9 @@ def row_cost(
         ):
             size = get_dtype_size(V.graph.get_dtype(dep.name))
             streamed[dep.name] = size
+            # nodes may number the same elements by other loops
+            at = places.setdefault(dep.name, {}).setdefault(node, OrderedSet())
+            at.add(dep.index)
             # what masks the end of a row is known of as many columns at once, too
             adjacent = math.gcd(aligned_columns(dep), columns)
             copy_bytes = max(copy_bytes, adjacent * size)
@@ -377,11 +389,12 @@ def row_cost(
         for node in in_kernel
         for dep in node.read_writes.writes
     )
+    loads = {name: max(map(len, at.values())) for name, at in places.items()}
     return RowCost(
         columns=columns,
         rnumel=rblock,
-        stream_bytes=sum(streamed.values()),
-        streams=len(streamed),
+        stream_bytes=sum(size * loads[name] for name, size in streamed.items()),
+        streams=sum(loads.values()),
         stores_rows=stores_rows,
         accumulators=sum(accumulator_bytes) // 4,
         invariants=len(invariant),
@@ -396,6 +409,9 @@ def row_cost(
         adjoin=adjoin,
         apart=most_adjacent == 1,
         wide_values=max(accumulator_bytes, default=0) > 4,
+        repeated_bytes=sum(
+            size * (loads[name] - 1) for name, size in streamed.items()
+        ),
     )
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from graft.errors import GraftError, UsageError
+from graft.processes import ended_by_sigterm
 
 
 class BenchGroup(click.Group):
@@ -250,6 +248,7 @@ def report(
 def tables(check: bool) -> None:
     """Write the tables of README and docs from the result files that they name."""
     from graft import pins
+    from graft.bench import claims
     from graft.bench import tables as pages
 
     stale = list(pages.stale(pins.ROOT))
@@ -259,6 +258,54 @@ def tables(check: bool) -> None:
             page.write_text(due)
     if stale and check:
         raise GraftError("tables and result files disagree", next="graft bench tables")
+    claims.check(pins.ROOT)
+
+
+@bench.command()
+@click.option("--part", "names", multiple=True, metavar="NAME", help="These parts alone.")
+@click.option("--list", "list_only", is_flag=True, help="The parts, their minutes, what is stale.")
+@click.option("--seconds", type=click.FloatRange(0), help="Stop then; the same command goes on.")
+@click.option("--again", is_flag=True, help="Measure anew what is of this stack, too.")
+@click.option(
+    "--peers",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder of wheels of peers and of what they need.",
+)
+@click.option(
+    "--prefix",
+    type=click.Path(path_type=Path),
+    default=None,
+    show_default="build/",
+    help="The patched tree.",
+)
+def publish(
+    names: tuple[str, ...],
+    list_only: bool,
+    seconds: float | None,
+    again: bool,
+    peers: Path | None,
+    prefix: Path | None,
+) -> None:
+    """Measure what README and docs/measured.md show, of the stack as it is, and write the tables.
+
+    bench/publish.toml has the parts. One that is of this stack already is left alone.
+    """
+    from graft import cli, tree
+    from graft.bench import publish as publishing
+
+    prefix = prefix or cli.default_prefix()
+    if list_only:
+        click.echo(publishing.listed(tree.load(prefix).stack_hash))
+        return
+    publishing.publish(
+        prefix,
+        names,
+        again=again,
+        seconds=seconds,
+        peers=peers,
+        gpus=cuda_device_names,
+        say=click.echo,
+    )
 
 
 def _points(
@@ -338,6 +385,19 @@ def cuda_device_count() -> int:
     return count.value
 
 
+def cuda_device_names() -> list[str]:
+    """The names of the GPUs that the CUDA driver answers for; none where there is none."""
+    import ctypes
+
+    names = []
+    for index in range(cuda_device_count()):
+        cuda, device, name = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_char * 256)()
+        if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetName(name, 256, device):
+            raise GraftError(f"the CUDA driver does not name GPU {index}", next="nvidia-smi")
+        names.append(name.value.decode())
+    return names
+
+
 def _command(
     cases: Sequence[str],
     against: str,
@@ -409,7 +469,7 @@ def measure(
             progress.console.print(text, **plain)
 
         try:
-            with _ended_by_sigterm():
+            with ended_by_sigterm():
                 runner.run(plan.in_turn(points), contenders, gpus, setup, journal, on_row, note)
         finally:
             # Also after an error, Ctrl-C or SIGTERM: what was measured becomes a result file.
@@ -427,23 +487,6 @@ def measure(
     for label, about in journal.head["contenders"].items():
         if "absent" in about:
             console.print(f"{label}: left out, {about['absent']}", **plain)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM, as `timeout` and schedulers send it, ends the run as Ctrl-C does: exit code 143."""
-
-    def end(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def summary(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> list[str]:

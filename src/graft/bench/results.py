@@ -17,11 +17,14 @@ A result file is one JSON object, a row a line:
   `gpu_busy` (the share of that in which its kernels run) and `captured`; or `error` {kind,
   message}; or `absent`.
 - `complete`: whether every point asked for has its row.
+
+A name that ends in `.gz` is of a compressed one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,11 +70,16 @@ def load(path: Path) -> Result:
     middle, of another schema, a field that is missing.
     """
     try:
-        text = path.read_text()
+        text = read_text(path)
+    except EOFError:
+        raise GraftError(
+            f"{path}: cut off in the middle of what is compressed",
+            next=f"git checkout {path.name}, or another copy of it",
+        ) from None
     except OSError as error:
         part = part_of(path)
         raise GraftError(
-            f"{path}: {error.strerror}",
+            f"{path}: {error.strerror or error}",
             next=f"{part}, which holds what was measured before the run was cut"
             if part.exists()
             else None,
@@ -87,6 +95,12 @@ def load(path: Path) -> Result:
         ) from None
     validate(data, str(path))
     return dict(data)
+
+
+def read_text(path: Path) -> str:
+    """A file's text, also of a compressed one (`.gz`). Raises OSError, and EOFError for a part."""
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
 
 
 def part_of(out: Path) -> Path:
@@ -174,7 +188,9 @@ def save(data: Result, path: Path) -> None:
     validate(data, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(render(data))
+    text = render(data).encode()
+    # Without a time in it, the same rows are the same bytes.
+    aside.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
     aside.replace(path)
 
 

@@ -5,12 +5,23 @@ A page marks a table by comments, and what stands between them is written by `gr
     <!-- table: bench/results/FILE.json case=rms_norm_backward dtype=bf16 -->
     <!-- /table -->
 
-Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed) or choose
-`view=rows` (one row a point, the default), `view=cases` (one row a case: geometric means), or
-`view=agreement again=bench/results/OTHER.json` (how far apart two runs of the same thing are),
-`view=models` and `view=kernels top=20` (what `graft bench models` and its `--kernels` show), and
-`columns=`: labels of contenders by commas, all by default. `graft.outcome_tables` has the views of
-what `graft upstream-tests` and `graft opinfo` write.
+Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), choose contenders
+(`columns=`: labels by commas, all by default) and a view:
+
+- `view=rows`: one row a point, the default;
+- `view=cases`: one row a case, geometric means;
+- `view=sentence of=helion to=patched`: whose time is how much of whose, in words. Pages compare
+  with peers in no other (`graft.bench.claims`);
+- `view=summary`: of one file or several, one row a case, or a kind of training steps;
+- `view=models`: a model of `graft bench models` a row, and the means of each group;
+- `view=kernels top=20`: its generated kernels, by time over limit, as with `--kernels`;
+- `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
+- `view=files`, without a file: of which stack are those that the page names outside of tables;
+- those of `graft.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
+
+Below each stand the stack that it is of, and the date. A page of `CURRENT` shows what is of the
+stack in patches/ alone: files of another one are left out. So is one of `bench/publish.toml` that
+is not measured yet, on any page.
 """
 
 from __future__ import annotations
@@ -19,23 +30,31 @@ import fnmatch
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graft import outcome_tables
-from graft.bench import agreement, results, shapes
+from graft.bench import agreement, parts, provenance, results, shapes
 from graft.bench.stats import geomean
 from graft.errors import GraftError
 
+CURRENT = frozenset({"README.md"})
+NONE_CURRENT = (
+    "Of the stack as it is, nothing is measured yet (`graft bench publish`);"
+    " [what was measured](docs/measured.md) of earlier ones has their dates."
+)
+
 # A marker starts its line: one that is indented, or inside a sentence, is text about markers.
 _OPEN = re.compile(r"^<!-- table:", re.M)
-_TABLE = re.compile(
+BLOCK = re.compile(
     r"^(?P<open><!-- table: (?P<spec>[^>]*?) -->\n)"
     r"(?:(?!^<!-- table:).)*?"
     r"^(?P<close><!-- /table -->)",
     re.M | re.S,
 )
 _FILTERS = ("case", "group", "dtype")
+# What two times of a point may differ by and count as the same, and two means of all points.
+_TIE, _MEAN_TIE = 0.02, 0.005
 
 
 def pages(root: Path) -> list[Path]:
@@ -44,49 +63,93 @@ def pages(root: Path) -> list[Path]:
     return sorted(found)
 
 
-def stale(root: Path) -> Iterator[tuple[Path, str, str]]:
+def stale(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[Path, str, str]]:
     """Each page whose tables and their files disagree: path, text as it is, text as due.
 
-    Raises GraftError for a marker without its end, a word that is none, a file that is not there.
+    `only` names the pages to look at, from the root; all by default. Raises GraftError for a
+    marker without its end, a word that is none, a file that is not there.
     """
     for page in pages(root):
-        text = page.read_text()
-        due = update(text, root, page.name)
-        if due != text:
-            yield page, text, due
+        where = page.relative_to(root).as_posix()
+        if only is None or where in only:
+            text = page.read_text()
+            due = update(text, root, where)
+            if due != text:
+                yield page, text, due
 
 
 def update(text: str, root: Path, where: str) -> str:
-    """The page's text with each table as its file says."""
+    """The text of the page at `where`, from the root, with each table as its files say."""
 
     def replace(found: re.Match[str]) -> str:
         spec = found["spec"].split()
-        return f"{found['open']}{table(spec, root, where)}\n{found['close']}"
+        if spec == ["view=files"]:
+            due = provenance.files(text, root, where)
+        else:
+            due = content(spec, root, where)
+        return f"{found['open']}{due}\n{found['close']}"
 
     opened = len(_OPEN.findall(text))
-    due, count = _TABLE.subn(replace, text)
+    due, count = BLOCK.subn(replace, text)
     if count != opened:
         raise GraftError(f"{where}: {opened - count} of {opened} tables lack <!-- /table -->")
     return due
 
 
-def table(spec: Sequence[str], root: Path, where: str) -> str:
-    """The Markdown table that a marker's words ask for."""
-    if not spec:
+def content(spec: Sequence[str], root: Path, where: str) -> str:
+    """What stands at a marker of the page `where`: the table, and of which stack it is."""
+    files, options = _words(spec, where)
+    if to_come := _to_come(files, root):
+        files = [name for name in files if name not in to_come]
+        if not files and where not in CURRENT:
+            return f"Not measured yet: `graft bench publish --part {next(iter(to_come.values()))}`."
+    if where in CURRENT and (hash := parts.tree_hash(root)) is not None:
+        files = [name for name in files if results.load(root / name)["stack_hash"] == hash]
+    if where in CURRENT and not files:
+        return NONE_CURRENT
+    spec = [*files, *(f"{name}={value}" for name, value in options.items())]
+    stamps = dict.fromkeys(filter(None, (provenance.stamp(root / name, root) for name in files)))
+    between = " " if options.get("view") == "sentence" else "\n\n"
+    return between.join([table(spec, root, where), *(["; ".join(stamps) + "."] if stamps else [])])
+
+
+def _to_come(files: Sequence[str], root: Path) -> dict[str, str]:
+    """Those of `files` that are not there and a part makes, with the name of the part."""
+    absent = [name for name in files if not (root / name).exists()]
+    if not absent or not parts.file(root).exists():
+        return {}
+    published = parts.load(root)
+    return {name: part.name for name in absent if (part := published.of(name))}
+
+
+def _words(spec: Sequence[str], where: str) -> tuple[list[str], dict[str, str]]:
+    """The files of a marker, which come first, and its options."""
+    files = [word for word in spec if "=" not in word]
+    if not files:
         raise GraftError(f"{where}: a table marker names no result file")
-    options = dict(word.partition("=")[::2] for word in spec[1:])
-    if options.get("view") in outcome_tables.VIEWS:
-        return outcome_tables.table(root / spec[0], options["view"])
-    result = results.load(root / spec[0])
-    if options.get("view") == "agreement":
+    return files, dict(word.partition("=")[::2] for word in spec if "=" in word)
+
+
+def table(spec: Sequence[str], root: Path, where: str) -> str:
+    """The Markdown that a marker's words ask for."""
+    files, options = _words(spec, where)
+    view = options.get("view", "rows")
+    if view in outcome_tables.VIEWS:
+        return outcome_tables.table(root / files[0], view)
+    if view == "summary":
+        return summary([(_title(name, root), results.load(root / name)) for name in files])
+    if len(files) > 1:
+        raise GraftError(f"{where}: view={view} is of one file, and {files[1]} is another")
+    result = results.load(root / files[0])
+    if view == "agreement":
         if set(options) != {"view", "again"}:
-            raise GraftError(f"{where}: view=agreement of {spec[0]} takes again=FILE and no more")
+            raise GraftError(f"{where}: view=agreement of {files[0]} takes again=FILE and no more")
         return apart(result, results.load(root / options["again"]))
-    of_models = options.get("view") in ("models", "kernels")
-    known = {*_FILTERS, "view", *(["top"] if of_models else ["columns"])}
-    unknown = set(options) - known
+    of_models = view in ("models", "kernels")
+    takes = {"of", "to"} if view == "sentence" else {"top"} if of_models else {"columns"}
+    unknown = set(options) - {*_FILTERS, "view", *takes}
     if unknown:
-        raise GraftError(f"{where}: table of {spec[0]}: {unknown.pop()} is no option of a table")
+        raise GraftError(f"{where}: table of {files[0]}: {unknown.pop()} is no option of a table")
     rows = [
         row
         for row in result["rows"]
@@ -96,19 +159,21 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
             if name in options
         )
     ]
-    labels = options.get("columns", ",".join(result["contenders"])).split(",")
+    if view == "sentence":
+        labels = [options.get("of", "patched"), options.get("to", "stock")]
+    else:
+        labels = options.get("columns", ",".join(result["contenders"])).split(",")
     missing = set(labels) - set(result["contenders"])
     if missing or not rows:
         what = f"contender {missing.pop()}" if missing else "row that the marker selects"
-        raise GraftError(f"{where}: {spec[0]} has no {what}")
-    view = options.get("view", "rows")
+        raise GraftError(f"{where}: {files[0]} has no {what}")
     if of_models:
         return _models(view, {**result, "rows": rows}, options.get("top", "0"), where)
-    views = {"rows": by_row, "cases": by_case}
+    views = {"rows": by_row, "cases": by_case, "sentence": sentence}
     if view not in views:
         raise GraftError(
-            f"{where}: table of {spec[0]}: view={view}, expected rows, cases, models, kernels or"
-            " agreement"
+            f"{where}: table of {files[0]}: view={view},"
+            " expected rows, cases, sentence, summary, models, kernels or agreement"
         )
     return views[view](rows, labels)
 
@@ -123,6 +188,114 @@ def _models(view: str, result: results.Result, top: str, where: str) -> str:
         return _markdown(*models_report.models(result["rows"], sides), 2)
     found = models_report.groups(result)[: int(top) or None]
     return _markdown(*models_report.kernels(found, sides), 2)
+
+
+def sentence(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
+    """Whose time is how much of whose over all points that have both, and who is faster, in words.
+
+    The first of the `labels` is compared with the second. A point counts as faster by over 2 %;
+    points of the same code count as neither.
+    """
+    of, to = labels
+    ratios: list[float] = []
+    ahead = behind = same = 0
+    for row in rows:
+        ratio = _share(row, of, to)
+        if ratio is None:
+            continue
+        ratios.append(ratio)
+        if row["times"][of].get("code", of) == row["times"][to].get("code", to):
+            same += 1
+        else:
+            ahead += 1 / ratio > 1 + _TIE
+            behind += ratio > 1 + _TIE
+    if not ratios:
+        return f"No point has a time of {of} and one of {to}."
+    mean = geomean(ratios)
+    counts = {of: ahead, to: behind}
+    first, last = (to, of) if mean > 1 else (of, to)
+    words = f"{first} is faster, by more than 2 % at {counts[first]} {_points(counts[first])}"
+    if abs(math.log(mean)) < _MEAN_TIE:
+        words = f"neither is faster in the mean; {first} is by more than 2 % at {counts[first]}"
+    words += f"; {last} is at {counts[last]}"
+    out = [
+        f"Geometric mean over {len(ratios)} {_points(len(ratios))}: {of} takes {mean:.3f} of"
+        f" {to}'s time; {words}."
+    ]
+    if same:
+        out.append(f"Both run the same code at {same} {_points(same)}.")
+    if failed := len(rows) - len(ratios):
+        out.append(f"At {failed} {_points(failed)} more one of them has no time.")
+    return " ".join(out)
+
+
+def _points(count: int) -> str:
+    return "point" if count == 1 else "points"
+
+
+def _share(row: results.Row, of: str, to: str) -> float | None:
+    """Time of `of` over time of `to`, paired where the row has it."""
+    if not {of, to} <= set(row["times"]):
+        return None
+    if next(iter(row["times"])) == to:
+        ratio = speedup(row, to, of)
+        return None if ratio is None else 1 / ratio
+    return speedup(row, of, to)
+
+
+def summary(files: Sequence[tuple[str, results.Result]]) -> str:
+    """Results by title: a row a case and dtype; of training steps one for all of a group, and one
+    for their generated kernels.
+
+    Raises GraftError for a result without stock and patched.
+    """
+    lines: list[list[str]] = []
+    for title, result in files:
+        if not {"stock", "patched"} <= set(result["contenders"]):
+            found = ", ".join(result["contenders"])
+            raise GraftError(f"{title}: a summary is of stock and patched, not of {found}")
+        steps = any("triton_us" in time for row in result["rows"] for time in row["times"].values())
+        groups: dict[str, list[results.Row]] = {}
+        several = len({row.get("group") for row in result["rows"]}) > 1
+        for row in result["rows"]:
+            name = f"{row['case']}, {row['dtype']}"
+            if steps:
+                name = f"{title}, {row['group']}".replace("_", " ") if several else title
+            groups.setdefault(name, []).append(row)
+        for name, rows in groups.items():
+            points = [(row, speedup(row, "stock", "patched")) for row in rows]
+            lines.append(_summary_line(f"{name}: step" if steps else name, points, steps))
+            if steps:
+                points = [(row, _generated(row)) for row in rows]
+                lines.append(_summary_line(f"{name}: generated kernels", points, steps))
+    return _markdown(["", "points", "stock / patched", "worst", "at"], lines, 1)
+
+
+def _summary_line(
+    name: str, points: Sequence[tuple[results.Row, float | None]], steps: bool
+) -> list[str]:
+    ratios = [
+        (ratio, row["case"] if steps else shapes.text(tuple(row["shape"])))
+        for row, ratio in points
+        if ratio is not None
+    ]
+    if not ratios:
+        return [name, "0", "", "", ""]
+    worst, at = min(ratios)
+    mean = geomean(ratio for ratio, _ in ratios)
+    return [name, str(len(ratios)), f"{mean:.3f}", f"{worst:.3f}", at]
+
+
+def _generated(row: results.Row) -> float | None:
+    """Time of stock's generated kernels over that of patched's, of a training step."""
+    times: Mapping[str, Mapping[str, float]] = row["times"]
+    us = [times.get(label, {}).get("triton_us") for label in ("stock", "patched")]
+    return us[0] / us[1] if us[0] and us[1] else None
+
+
+def _title(name: str, root: Path) -> str:
+    part = parts.load(root).of(name) if parts.file(root).exists() else None
+    return part.title if part else Path(name).stem
 
 
 def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:

@@ -1,3 +1,5 @@
+# mypy: allow-untyped-decorators
+# mypy: allow-untyped-defs
 """
 erf, tanh and the logistic function of float32, without branches.
 
