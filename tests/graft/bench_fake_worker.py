@@ -1,8 +1,10 @@
 """A worker that speaks the protocol and measures nothing: what the runner's tests run against.
 
 A case's name says what happens: `crash`, `hang`, `hang_with_gpu`, `wrong`, `oom`, `oom_beside`
-(unless it prepares alone), `fatal`, `crash_timing`, `fault_beside` (a worker's first time), and
-`slow...` (30 ms to prepare); anything else has a time.
+(unless it prepares alone), `step_short_once` (oom, the first time), `fatal`, `crash_timing`,
+`fault_beside` (a worker's first time), and `slow...` (30 ms to prepare); anything else has a time.
+`step...` has generated kernels and is timed as a training step. The log's `unchecked` is a request
+for a preparation without checks.
 FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
 first case and never start again (the others wait for that), FAKE_GPU_NAME the GPUs' name,
 FAKE_PEER why Liger is absent; FAKE_SLOW makes every case slow; FAKE_LATE is the time of the one
@@ -70,7 +72,9 @@ class Fake:
     def copy(self):
         return {"median": 4000.0, "q1": 4000.0, "q3": 4000.0, "n": 30}
 
-    def prepare(self, case, shape, dtype, corpus, seed):
+    def prepare(self, case, shape, dtype, corpus, seed, sources=None, checks=True):
+        if not checks:
+            self.note("unchecked", case)
         if case == "hang_with_gpu" and os.environ.get("FAKE_LATE") == str(self.us):
             time.sleep(0.5)
         with self.gpu:
@@ -99,7 +103,8 @@ class Fake:
             self.compile(case)
             self.note("compiled", case)
         self.note("takes", case)
-        return {"bytes": 400_000, "kernels": 2, "mix_order": 1, "estimate_us": self.us}
+        facts = {"bytes": 400_000, "kernels": 2, "mix_order": 1, "estimate_us": self.us}
+        return facts | {"compile_s": 1.5}
 
     def compile(self, case):
         if case == "crash":
@@ -109,6 +114,11 @@ class Fake:
             time.sleep(60)
         if case == "wrong" and self.us == 200.0:
             raise Failure("wrong", "output 0: error 1", facts={"outputs": [{"error": 1.0}]})
+        if case == "step_short_once":
+            marker = self.log.with_name(f"short-{self.us}")
+            if not marker.exists():
+                marker.touch()
+                raise Failure("oom", "CUDA out of memory")
         if case == "oom":
             raise Failure("oom", "CUDA out of memory")
         if case == "oom_beside":
@@ -134,12 +144,21 @@ class Fake:
         if others:
             raise Failure("oom", "CUDA out of memory")
 
-    def measure(self, samples):
+    def measure(self, samples, last):
         self.turns += 1
+        if last:
+            self.note("last", self.case)
         if self.case == "crash_timing" and self.us == 100.0 and self.turns == 3:
             os._exit(9)
         drift = 1 + 0.1 * self.turns  # the same on both sides, as a clock's drift is
-        return {"us": [self.us * drift + 0.01 * i for i in range(samples)]}
+        reply = {"us": [self.us * drift + 0.01 * i for i in range(samples)]}
+        if self.case.startswith("step"):
+            generated = [
+                {"name": "triton_poi_a_00000001", "launches": 2, "us": self.us, "bytes": 4000}
+                | {"writes": ["f0:a"]}
+            ]
+            reply["facts"] = {"triton_us": self.us, "rest_us": 1.0, "generated": generated}
+        return reply
 
     def release(self):
         return {}

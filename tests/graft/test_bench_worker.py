@@ -9,10 +9,11 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import nn
 
-from graft.bench import peers, worker
+from graft.bench import clock, peers, worker
 from graft.bench.autograd import Backward
 from graft.bench.clock import Replay
 from graft.bench.gpu_lock import GpuLock
+from graft.bench.step_profile import StepProfile
 from graft.cases import Case
 
 CPU = torch.device("cpu")
@@ -33,17 +34,23 @@ class HostClock:
         return out
 
 
+def profiled(step, steps):
+    step()
+    return StepProfile({"triton_poi_a_0": (1.0, 2.0), "gemm": (1.0, 1.0)})
+
+
 @pytest.fixture
 def bench(monkeypatch):
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *args: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *args: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *args: 350)
-    monkeypatch.setattr(worker, "_profile", lambda *step: {"triton_us": 0.0, "rest_us": 1.0})
+    monkeypatch.setattr(worker.step_profile, "profiled", profiled)
+    monkeypatch.setattr(worker, "waits_for_the_gpu", lambda step: False)
     made = worker.Worker()
     made.device, made.clock, made.impl = CPU, HostClock(), "eager"
 
-    def offer(fn, inputs=None, model=None):
+    def offer(fn, inputs=None, model=None, dropout=False):
         case = Case(
             "case",
             "",
@@ -51,6 +58,7 @@ def bench(monkeypatch):
             inputs or (lambda shape, dtype, device: (torch.randn(shape, dtype=dtype),)),
             {"default": [(8, 4)]},
             model=model,
+            dropout=dropout,
         )
         monkeypatch.setattr(worker, "_find", lambda name: case)
         return made
@@ -58,8 +66,9 @@ def bench(monkeypatch):
     return offer
 
 
-def prepare(made, dtype="fp32"):
-    return made({"do": "prepare", "case": "case", "shape": [8, 4], "dtype": dtype, "seed": 1})
+def prepare(made, dtype="fp32", **more):
+    request = {"do": "prepare", "case": "case", "shape": [8, 4], "dtype": dtype, "seed": 1}
+    return made(request | more)
 
 
 def test_a_case_has_its_facts_and_then_times(bench):
@@ -194,10 +203,82 @@ def test_a_step_is_checked_against_float64_gradients(bench):
     loss, worst = facts["outputs"]
     assert loss["output"] == "loss"
     assert 1e-5 < worst["error"] < 2e-2  # bf16's, so that the reference is not bf16 itself
-    # The profile is taken in a turn, once, when no other contender uses the GPU.
+    # The profile is taken in turns, when no other contender uses the GPU, and in the first two.
     assert "rest_us" not in facts
-    assert made({"do": "measure", "samples": 1})["facts"]["rest_us"] == 1.0
+    for _ in range(worker._PROFILED_TURNS):
+        found = made({"do": "measure", "samples": 1})["facts"]
+        assert (found["triton_us"], found["rest_us"], found["captured"]) == (2.0, 1.0, True)
+        assert found["gpu_busy"] == round(3.0 / found["launched_us"], 3)
     assert made({"do": "measure", "samples": 1})["facts"] == {}
+
+
+class Dropping(Tiny):
+    def __init__(self):
+        super().__init__()
+        self.evaluated = 0
+
+    def forward(self, x):
+        self.evaluated += not self.training
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_step_that_drops_is_checked_as_it_evaluates_if_at_all(bench, checks):
+    model = Dropping()
+    made = bench(step, step_inputs, lambda device: model, dropout=True)
+    facts = prepare(made, "bf16", checks=checks)
+    assert ("outputs" in facts) == checks
+    assert (model.evaluated > 0) == checks
+    assert model.training
+
+
+def test_a_step_that_waits_for_the_gpu_is_not_captured(bench, monkeypatch):
+    monkeypatch.setattr(worker, "waits_for_the_gpu", lambda step: True)
+    made = bench(step, step_inputs, lambda device: Tiny())
+    prepare(made, "bf16")
+    assert made({"do": "measure", "samples": 1})["facts"]["captured"] is False
+
+
+def test_a_profile_without_kernels_is_none(bench, monkeypatch):
+    made = bench(step, step_inputs, lambda device: Tiny())
+    prepare(made, "bf16")
+    first = made({"do": "measure", "samples": 1})["facts"]
+    monkeypatch.setattr(worker.step_profile, "profiled", lambda step, steps: StepProfile({}))
+    second = made({"do": "measure", "samples": 1})["facts"]
+    assert second["triton_us"] == first["triton_us"] == 2.0
+    prepare(made, "bf16")
+    found = made({"do": "measure", "samples": 1})["facts"]
+    assert sorted(found) == ["captured", "launched_us"]
+
+
+def test_after_the_last_turn_a_step_holds_no_graph(bench):
+    made = bench(step, step_inputs, lambda device: Tiny())
+    prepare(made, "bf16")
+    assert not made.replay.captured  # not before its first turn
+    made({"do": "measure", "samples": 1})
+    assert made.replay.captured
+    made({"do": "measure", "samples": 1, "last": True})
+    assert not made.replay.captured
+
+
+def test_work_waits_for_the_gpu_where_it_raises_in_the_mode_that_says_so(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def waits():
+        assert modes[-1] == "error"
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    assert clock.waits_for_the_gpu(waits)
+    assert not clock.waits_for_the_gpu(lambda: None)
+    assert modes == ["error", 1] * 2
+
+    def short():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        clock.waits_for_the_gpu(short)
 
 
 def test_a_steps_reference_is_the_mean_over_the_batch():
@@ -237,7 +318,7 @@ def gpu(tmp_path):
     path = tmp_path / "gpu.lock"
     lock = GpuLock(path)
 
-    def free():
+    def free(path=path):
         with path.open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,6 +327,7 @@ def gpu(tmp_path):
             return True
 
     lock.free = free
+    lock.turn_may_begin = lambda: free(tmp_path / "gpu.lock.turns")
     return lock
 
 
@@ -274,23 +356,51 @@ def test_the_gpu_is_free_while_something_compiles_and_taken_when_it_runs(gpu):
     assert seen == [True, False, False, False]
 
 
-def test_a_kernel_is_loaded_with_the_gpu_taken(gpu, monkeypatch):
+def test_a_kernel_is_loaded_beside_a_preparation_but_not_beside_a_turn(gpu, monkeypatch):
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     seen = []
-    loads = lambda self: seen.append(gpu.free())  # noqa: E731
+    loads = lambda self: seen.append((gpu.free(), gpu.turn_may_begin()))  # noqa: E731
     monkeypatch.setattr(CachingAutotuner, "_make_launchers", loads)
 
     def compiles():
         CachingAutotuner._make_launchers(None)
-        seen.append(gpu.free())
+        seen.append((gpu.free(), gpu.turn_may_begin()))
 
     gpu.acquire()
     with worker._compiling(gpu):
         backend = watched(compiles, lambda: None)
         torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3))
-    assert seen == [False, True]
+    assert seen == [(True, False), (True, True)]
     assert CachingAutotuner._make_launchers is loads
+
+
+def test_what_loads_waits_for_a_turn_and_no_turn_begins_beside_it(tmp_path):
+    order = []
+    turn = GpuLock(tmp_path / "gpu.lock")
+    waits = threading.Event()
+    other = GpuLock(tmp_path / "gpu.lock", waits=lambda begins: waits.set())
+
+    def load():
+        with other.loading():
+            order.append("loads")
+
+    with turn.timing():
+        assert turn.held
+        thread = threading.Thread(target=load)
+        thread.start()
+        assert waits.wait(60)
+        order.append("timed")
+    thread.join(60)
+    assert order == ["timed", "loads"]
+    assert not turn.held
+    with turn, other.loading():  # beside another's preparation
+        order.append("beside")
+    assert order[-1] == "beside"
+    # Who has the GPU already loads without asking: nobody's turn can be timed.
+    with turn.timing(), turn.loading():
+        order.append("own")
+    assert order[-1] == "own"
 
 
 def test_the_wait_for_the_gpu_is_no_compile_time(tmp_path):

@@ -137,24 +137,20 @@ def test_each_step_is_timed_alone(gpu):
 
 
 def test_the_worker_s_facts(gpu):
-    assert worker._profile(gpu.step) == {
+    assert worker._split(step_profile.profiled(gpu.step, 5)) == {
         "triton_us": round(TRITON_US, 1),
         "rest_us": round(REST_US + NCCL_US, 1),
         "kernels": 5,
         "memops": 2,
     }
-    assert gpu.steps == worker._PROFILED_STEPS
+    assert gpu.steps == 5
 
 
-def test_a_turn_of_step_kernels(gpu):
-    found = script("step_kernels").measured(gpu.step)
-    assert list(found) == ["step_us", "triton_us", "rest_us", "kernels"]
-    # The first 4 are not measured.
-    assert found["step_us"] == [1000.0 + i for i in range(5, 13)]
-    assert found["triton_us"] == round(TRITON_US, 1)
-    assert found["rest_us"] == round(REST_US + NCCL_US, 1)
-    assert found["kernels"][NORM] == [2, 24.04]
-    assert gpu.steps == 4 + 8 + 3
+def test_the_mean_of_profiles_is_over_all_of_them():
+    first = step_profile.StepProfile({"a": (2.0, 3.0), "b": (1.0, 8.0)})
+    second = step_profile.StepProfile({"a": (2.0, 5.0)})
+    mean = step_profile.StepProfile.mean([first, second])
+    assert mean.means == {"a": (2.0, 4.0), "b": (0.5, 4.0)}
 
 
 def test_a_rank_of_ddp_step_tells_nccl_apart(gpu, monkeypatch):
@@ -170,21 +166,12 @@ def test_a_rank_of_ddp_step_tells_nccl_apart(gpu, monkeypatch):
     assert found["kernels"][NCCL] == [1, 100.25]
 
 
-@pytest.mark.parametrize("name", ["step_kernels", "ddp_step"])
-def test_a_script_says_what_it_takes(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
+def test_a_script_says_what_it_takes(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ddp_step", "--help"])
     with pytest.raises(SystemExit) as ended:
-        script(name).main()
+        script("ddp_step").main()
     assert ended.value.code == 0
     assert "--out" in capsys.readouterr().out
-
-
-def test_a_contender_has_a_side_and_options():
-    contender = script("step_kernels").contender
-    assert contender("stock") == ("stock", "stock", {})
-    assert contender("off=stock:triton.mix_order_reduction=False") == (
-        "off", "stock", {"triton.mix_order_reduction": False},
-    )  # fmt: skip
 
 
 def test_it_runs_where_only_torch_is():

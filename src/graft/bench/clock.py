@@ -6,6 +6,7 @@ stays on the stream of its forward.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Clock:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             torch.cuda.synchronize(self.device)
+            _end_capture(self.device)
             return Replay(fn, fn(), captured=False)
         kinds = _node_kinds(graph.raw_cuda_graph())
         return Replay(
@@ -109,6 +111,28 @@ class Clock:
         target.copy_(source)
         times = self.time_us(lambda: target.copy_(source), _COPY_SAMPLES)
         return spread([2 * _COPY_BYTES / us / 1e3 for us in times])
+
+
+def _end_capture(device: torch.device) -> None:
+    """A capture that broke off leaves the generator in it, and nothing could be drawn any more."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    with contextlib.suppress(RuntimeError):
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def waits_for_the_gpu(fn: Callable[[], Any]) -> bool:
+    """Run `fn`; whether it waits for the GPU on the way: such work cannot be captured."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fn()
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
 
 
 def _node_kinds(graph: int) -> list[int]:

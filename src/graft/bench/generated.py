@@ -1,13 +1,15 @@
 """The kernels that Inductor generates: what each must move, and what it writes.
 
-A step's kernels are told apart by name, so that the profiler's times can be laid beside them: their
-numbers go on from graph to graph while they are collected.
+A step's kernels are told apart by name, so that the profiler's times can be laid beside them. While
+they are collected, a name ends in a hash of the kernel's source, not in a number: what is the same
+to the letter has one name, in every graph and on either side, and is compiled and tuned once where
+caches are shared.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +21,8 @@ from unittest import mock
 from graft.bench.step_profile import StepProfile
 
 INDIRECT, MASKED = "indirect", "masked"
+# Digits of the hash in a name.
+_SUFFIX = 8
 
 
 @dataclass
@@ -95,14 +99,12 @@ def collected() -> Iterator[Generated]:
     from torch._inductor.virtualized import V
 
     found = Generated()
-    numbers = itertools.count()
     define, load = TritonScheduling.define_kernel, CachingAutotuner._make_launchers
 
-    def suffix(self: Any) -> str:
-        return str(next(numbers))
-
     def defined(self: Any, src_code: str, node_schedule: Sequence[Any], kernel: Any) -> str:
-        name: str = define(self, src_code, node_schedule, kernel)
+        suffix = hashlib.sha256(src_code.encode()).hexdigest()[:_SUFFIX]
+        with mock.patch.object(PythonWrapperCodegen, "next_kernel_suffix", return_value=suffix):
+            name: str = define(self, src_code, node_schedule, kernel)
         if not any(graph is V.graph for graph in found.graphs):
             found.graphs.append(V.graph)
         made = _kernel(name, src_code, node_schedule, kernel, _graph_name(found.graphs, V.graph))
@@ -117,7 +119,6 @@ def collected() -> Iterator[Generated]:
         return load(self, *args, **kwargs)
 
     with (
-        mock.patch.object(PythonWrapperCodegen, "next_kernel_suffix", suffix),
         mock.patch.object(TritonScheduling, "define_kernel", defined),
         mock.patch.object(CachingAutotuner, "_make_launchers", loaded),
     ):
@@ -177,9 +178,12 @@ def _kernel(name: str, source: str, schedule: Sequence[Any], kernel: Any, graph:
 
 
 def _buffer_bytes(name: str) -> int:
+    """Of the buffer that there is under `name`: what is mutated has names of its own."""
     from torch._inductor.dependencies import StarDep
+    from torch._inductor.virtualized import V
 
-    return int(StarDep(name).numbytes_hint())
+    real = V.graph.scheduler.mutation_real_name.get(name, name)
+    return int(StarDep(real).numbytes_hint())
 
 
 def _bytes_of_range(dep: Any) -> int:

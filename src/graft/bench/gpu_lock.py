@@ -2,7 +2,8 @@
 
 Several points can then be prepared for one GPU at a time: what needs it (inputs, reference, first
 runs, autotuning, timing) is done by one after the other, and only compiles, which run on the
-host, overlap with it.
+host, overlap with it. What is loaded to the GPU meanwhile, a kernel that was compiled, keeps out of
+timed turns alone: it is no work that another's preparation would notice, and there are hundreds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 
 class GpuLock:
@@ -34,6 +36,7 @@ class GpuLock:
         self._waits = waits
         self._settle = settle
         self._file = path.open("ab") if path else None
+        self._turns = path.with_name(f"{path.name}.turns").open("ab") if path else None
         self._since: float | None = None  # when it was taken
 
     @property
@@ -57,14 +60,7 @@ class GpuLock:
         if self.held:
             return
         if self._file:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                started = time.perf_counter()
-                self._waits(True)
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-                self._waits(False)
-                self.waited_s += time.perf_counter() - started
+            self._take(self._file, fcntl.LOCK_EX)
         self._since = time.perf_counter()
 
     def release(self) -> None:
@@ -87,6 +83,42 @@ class GpuLock:
         finally:
             if not held:
                 self.release()
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[None]:
+        """Held within, and nothing is loaded to the GPU meanwhile."""
+        with self.borrowed():
+            if self._turns:
+                self._take(self._turns, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                if self._turns:
+                    fcntl.flock(self._turns, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Nobody's turn is timed within; others may prepare, and load."""
+        if self.held or not self._turns:
+            yield
+            return
+        self._take(self._turns, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            self._settle()
+            fcntl.flock(self._turns, fcntl.LOCK_UN)
+
+    def _take(self, file: IO[bytes], how: int) -> None:
+        """Lock `file`, and say so where that means to wait."""
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            started = time.perf_counter()
+            self._waits(True)
+            fcntl.flock(file, how)
+            self._waits(False)
+            self.waited_s += time.perf_counter() - started
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:

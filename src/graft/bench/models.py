@@ -44,6 +44,7 @@ class Model:
     shape: Shape
     sizes: Mapping[str, Any] = field(default_factory=dict)
     dropout: bool = False
+    cost_s: float = 100.0
 
     @property
     def library(self) -> str:

@@ -59,12 +59,14 @@ print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))
     type=click.Path(path_type=Path, file_okay=False),
     help="A folder for the source of each generated kernel.",
 )
-@click.option("--seconds", type=float, help="Give up what is not done by then; resumable.")
+@click.option(
+    "--seconds", type=float, help="Begin nothing that would not be done by then; resumable."
+)
 @click.option("--gpus", default="", help="Indices by commas; all that are visible by default.")
 @click.option(
     "--jobs-per-gpu",
     "jobs",
-    default=6,
+    default=8,
     show_default=True,
     type=click.IntRange(1),
     help="Models under way on a GPU: compiles overlap, what happens on the GPU never does.",
@@ -74,10 +76,14 @@ print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A folder of wheels of transformers, timm and what they need.",
 )
-@click.option("--rounds", default=6, show_default=True, help="Turns of each contender.")
-@click.option("--samples", default=5, show_default=True, help="Timed steps in a turn.")
+@click.option("--rounds", default=10, show_default=True, help="Turns of each contender.")
+@click.option("--samples", default=3, show_default=True, help="Timed steps in a turn.")
 @click.option("--timeout", default=420.0, show_default=True, help="Seconds until a worker hangs.")
-@click.option("--serial", is_flag=True, help="Compile one side after the other.")
+@click.option(
+    "--serial",
+    is_flag=True,
+    help="Each side compiles and tunes all by itself, and rows say how long that took.",
+)
 @click.option(
     "--prefix",
     type=click.Path(path_type=Path),
@@ -118,11 +124,15 @@ def models(
     from graft.bench import peers as peer_libraries
     from graft.bench import plan, results, runner
 
-    if kernels_of:
-        _show_kernels(results.load(kernels_of), names, top)
-        return
-    if checked:
-        _check(results.load(checked), names, max_loss)
+    prefix = prefix or cli.default_prefix()
+    shown = kernels_of or checked
+    if shown:
+        found = results.load(shown)
+        _say_of_which_stack(found, prefix)
+        if kernels_of:
+            _show_kernels(found, names, top)
+        else:
+            _check(found, names, max_loss)
         return
     chosen = catalogue.select(names, group)
     if list_only:
@@ -130,7 +140,6 @@ def models(
         return
     bench.check_turns(rounds, samples)
     where = bench.chosen_gpus(gpus, [chosen[0].name])
-    prefix = prefix or cli.default_prefix()
     there = tree.load(prefix)
     contenders = plan.contenders(against, tree.pythons(prefix), settings)
     paths = (str(peer_libraries.unpack(peers, pins.ROOT / ".graft" / "peers")),) if peers else ()
@@ -140,6 +149,8 @@ def models(
         samples=samples,
         timeout_s=timeout,
         serial=serial,
+        shared=not serial,
+        spread=True,
         jobs=jobs,
         seconds=seconds,
         sources=sources.absolute() if sources else None,
@@ -153,8 +164,10 @@ def models(
     head = bench.head_of(there, " ".join(words), setup, contenders) | {"libraries": libraries}
     journal = results.Journal(out, head, again)
     # What compiles longest begins first, so that nothing is waited for at the end.
-    order = sorted(chosen, key=lambda model: (model.kind != "convolution", not model.dropout))
-    points = [plan.Point(m.name, m.shape, "bf16", m.group) for m in order]
+    points = [
+        plan.Point(model.name, model.shape, "bf16", model.group, cost_s=model.cost_s)
+        for model in sorted(chosen, key=lambda model: -model.cost_s)
+    ]
     try:
         bench.measure(points, contenders, where, setup, journal, out)
     finally:
@@ -215,6 +228,21 @@ def _only(result: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {**result, "rows": [r for r in result["rows"] if not names or r["case"] in names]}
 
 
+def _say_of_which_stack(result: Mapping[str, Any], prefix: Path) -> None:
+    """A note where the file's figures are of another stack than the tree's."""
+    from graft import tree
+
+    try:
+        there = tree.load(prefix)
+    except GraftError:
+        return
+    if there.stack_hash != result["stack_hash"]:
+        click.echo(
+            f"note: measured on {result['date'][:10]} with stack {result['stack_hash'][:12]};"
+            f" the tree's is {there.stack_hash[:12]}"
+        )
+
+
 def _show_models(result: Mapping[str, Any]) -> None:
     from graft.bench import models_report
 
@@ -232,8 +260,8 @@ def _show_kernels(result: dict[str, Any], names: Sequence[str], top: int) -> Non
     _print(head, lines, left=2)
     click.echo(
         f"{len(found)} groups of kernels, of which each writes the same values on both sides:"
-        f" {sides.base} {sum(g.base_us for g in found) / 1e3:.2f} ms,"
-        f" {sides.judged} {sum(g.us for g in found) / 1e3:.2f} ms,"
+        f" {sides.base} {sum(g.base_us or 0.0 for g in found) / 1e3:.2f} ms,"
+        f" {sides.judged} {sum(g.us or 0.0 for g in found) / 1e3:.2f} ms,"
         f" limit {sum(g.limit_us for g in found) / 1e3:.2f} ms"
     )
 

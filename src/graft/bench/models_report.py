@@ -7,7 +7,7 @@ of the last, where there is no `patched`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,10 @@ from graft.bench.results import Result, Row
 from graft.bench.stats import geomean
 from graft.errors import GraftError
 
-Kernels = Sequence[Mapping[str, Any]]
-
 # Two runs of one step differ by as much of the memory: the allocator's smallest segment.
 _SEGMENT_BYTES = 2 << 20
+# Under this share of a launched step in kernels, the host decides how long it takes.
+_BUSY = 0.9
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,19 @@ class Sides:
 
 
 def models(rows: Sequence[Row], sides: Sides) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the table of models, and at its end the geometric means by group."""
+    """Head and lines of the table of models, and at its end the geometric means by group.
+
+    `by` says what the step's ratio is of (`step_kind`), `busy` in what share of a step that the
+    host launches the judged side's kernels run. Compile times are there where they compare.
+    """
     a, b = sides.base, sides.judged
     head = ["model", "group"]
-    head += [f"step, {a}, us", f"step, {b}, us", f"{a} / {b}"]
+    head += [f"step, {a}, us", f"step, {b}, us", f"{a} / {b}", "by", "busy"]
     head += [f"generated, {a}, us", f"generated, {b}, us", f"{a} / {b}"]
-    head += [f"peak, {a}, MB", f"peak, {b}, MB", f"compile, {a}, s", f"compile, {b}, s"]
+    head += [f"peak, {a}, MB", f"peak, {b}, MB"]
+    every = [row["times"].get(label, {}) for row in rows for label in (a, b)]
+    compiled = any("compile_s" in time for time in every)
+    head += [f"compile, {a}, s", f"compile, {b}, s"] if compiled else []
     head += ["worst gradient", "eager's"]
     lines = []
     for row in rows:
@@ -53,24 +60,47 @@ def models(rows: Sequence[Row], sides: Sides) -> tuple[list[str], list[list[str]
                 tables.cell(left),
                 tables.cell(right),
                 _ratio(step_ratio(row, sides)),
+                step_kind(row, sides),
+                f"{right['gpu_busy']:.0%}" if "gpu_busy" in right else "",
                 _number(left.get("triton_us"), 1),
                 _number(right.get("triton_us"), 1),
                 _ratio(generated_ratio(row, sides)),
                 _number(left.get("peak_bytes"), 0, 1e6),
                 _number(right.get("peak_bytes"), 0, 1e6),
-                _number(left.get("compile_s"), 1),
-                _number(right.get("compile_s"), 1),
+                *([_number(time.get("compile_s"), 1) for time in (left, right)] * compiled),
                 *_errors(right),
             ]
         )
     for group in dict.fromkeys(row.get("group", "") for row in rows):
         of = [row for row in rows if row.get("group", "") == group]
-        lines.append(_means(f"mean of {len(of)}", group, of, sides, len(head)))
+        lines.append(_means(f"mean of {len(of)}", group, of, sides, head))
     return head, lines
 
 
+def step_kind(row: Row, sides: Sides) -> str:
+    """What a step's ratio is of: `graph`, `launches`, or `kernels`.
+
+    A step that was captured is timed as the GPU does it, without the host. One that cannot be
+    captured is timed as it is launched; where the host is what takes the time, which differs from
+    turn to turn by more than 1 %, the sums of its kernels are compared.
+    """
+    both = [row["times"].get(label, {}) for label in (sides.base, sides.judged)]
+    if not all("us" in time for time in both):
+        return ""
+    if all(time.get("captured") for time in both):
+        return "graph"
+    busy = min(time.get("gpu_busy", 1.0) for time in both)
+    return "launches" if busy >= _BUSY else "kernels"
+
+
 def step_ratio(row: Row, sides: Sides) -> float | None:
-    """Time of the base's step over the judged one's."""
+    """Time of the base's step over the judged one's, of what `step_kind` says."""
+    if step_kind(row, sides) == "kernels":
+        sums = [
+            row["times"][label]["triton_us"] + row["times"][label]["rest_us"]
+            for label in (sides.base, sides.judged)
+        ]
+        return float(sums[0] / sums[1])
     return tables.speedup(row, sides.base, sides.judged)
 
 
@@ -97,6 +127,7 @@ def losses(rows: Iterable[Row], sides: Sides, max_loss: float) -> list[str]:
             error = judged.get("error", {"kind": "absent", "message": judged.get("absent", "")})
             out.append(f"{name}: {sides.judged} fails: {error['kind']}: {error['message']}")
             continue
+        # The base of a model that drops at random may not have been checked.
         if "wrong" in judged and "wrong" not in base:
             out.append(f"{name}: {sides.judged} is wrong: {judged['wrong']}")
         for what, ratio in (
@@ -104,7 +135,8 @@ def losses(rows: Iterable[Row], sides: Sides, max_loss: float) -> list[str]:
             ("generated kernels", generated_ratio(row, sides)),
         ):
             if ratio is not None and 1 / ratio - 1 > max_loss:
-                out.append(f"{name}: {what} {1 / ratio - 1:.1%} slower")
+                of = f", by its {step_kind(row, sides)}" if what == "step" else ""
+                out.append(f"{name}: {what} {1 / ratio - 1:.1%} slower{of}")
         more = judged.get("peak_bytes", 0) - base.get("peak_bytes", 0)
         if more > _SEGMENT_BYTES:
             out.append(f"{name}: peak memory {more / 1e6:.0f} MB over {sides.base}'s")
@@ -113,51 +145,39 @@ def losses(rows: Iterable[Row], sides: Sides, max_loss: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Group:
-    """Kernels of a model, of both sides, that write the same values (nodes of its FX graphs).
+    """Kernels of a model that write the same values on both sides (`graft.bench.kernel_groups`).
 
-    `limit_us` is that of the side which must move fewer bytes. `bounds` says that these are an
-    upper bound, and why.
+    `base_us` and `us` are microseconds a step, None where a side has no kernel for it, as what it
+    computes is in another's. `bounds` says that the limit is an upper bound, and why.
     """
 
     model: str
-    base: tuple[Mapping[str, Any], ...]
-    judged: tuple[Mapping[str, Any], ...]
+    base: tuple[str, ...]
+    judged: tuple[str, ...]
+    launches: int
+    base_us: float | None
+    us: float | None
     limit_us: float
     bounds: tuple[str, ...]
 
     @property
-    def base_us(self) -> float:
-        return math.fsum(kernel["us"] for kernel in self.base)
-
-    @property
-    def us(self) -> float:
-        return math.fsum(kernel["us"] for kernel in self.judged)
-
-    @property
     def lost_us(self) -> float:
-        """Microseconds a step over the limit."""
-        return self.us - self.limit_us
+        """Microseconds a step over the limit, on the judged side."""
+        return 0.0 if self.us is None else self.us - self.limit_us
 
 
 def groups(result: Result) -> list[Group]:
-    """Every generated kernel of every model, in its group; what is furthest over its limit first.
+    """The groups of kernels of every model; what is furthest over its limit comes first.
 
     Raises GraftError where no row has kernels.
     """
     sides = Sides.of(result)
-    bandwidths = {
-        gpu["index"]: gpu["copy_gb_per_s"]["median"]
-        for gpu in result["gpus"]
-        if "copy_gb_per_s" in gpu
-    }
-    found = []
-    for row in result["rows"]:
-        base, judged = (
-            row["times"].get(label, {}).get("generated", ()) for label in (sides.base, sides.judged)
-        )
-        bandwidth = bandwidths.get(row.get("gpu"))
-        if bandwidth and (base or judged):
-            found += [_group(row["case"], *pair, bandwidth) for pair in _paired(base, judged)]
+    found = [
+        _group(row["case"], group, sides)
+        for row in result["rows"]
+        for group in row.get("generated", {}).get("groups", ())
+    ]
+    found = [group for group in found if group.base or group.judged]
     if not found:
         raise GraftError(
             "no row has generated kernels: training steps alone have them",
@@ -167,70 +187,67 @@ def groups(result: Result) -> list[Group]:
 
 
 def kernels(found: Sequence[Group], sides: Sides) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the table of groups of kernels, in their order."""
+    """Head and lines of the table of groups of kernels, in their order.
+
+    A group is named by its first kernel on the judged side, and how many more there are on each.
+    """
     a, b = sides.base, sides.judged
-    head = ["model", f"kernels, {b}", f"kernels, {a}", "launches", f"{b}, us", f"{a}, us"]
-    head += [f"{a} / {b}", "limit, us", "lost, us", "time / limit", "bound"]
+    head = ["model", "kernels", "launches", f"{a}, us", f"{b}, us", f"{a} / {b}"]
+    head += ["limit, us", "lost, us", "time / limit", "bound"]
     lines = []
     for group in found:
+        ratio = f"{group.base_us / group.us:.2f}" if group.us and group.base_us else ""
         lines.append(
             [
                 group.model,
-                _names(group.judged),
-                _names(group.base),
-                str(sum(kernel["launches"] for kernel in group.judged)),
-                f"{group.us:.1f}",
-                f"{group.base_us:.1f}",
-                f"{group.base_us / group.us:.2f}" if group.us and group.base_us else "",
+                _name(group, sides),
+                str(group.launches),
+                _number(group.base_us, 1),
+                _number(group.us, 1),
+                ratio,
                 f"{group.limit_us:.1f}",
                 f"{group.lost_us:.1f}",
-                f"{group.us / group.limit_us:.2f}" if group.limit_us else "",
+                f"{group.us / group.limit_us:.2f}" if group.us and group.limit_us else "",
                 ", ".join(group.bounds),
             ]
         )
     return head, lines
 
 
-def _names(found: Kernels) -> str:
-    return " ".join(str(kernel["name"]).removeprefix("triton_") for kernel in found)
+def _name(group: Group, sides: Sides) -> str:
+    first = (group.judged or group.base)[0]
+    if (len(group.base), len(group.judged)) == (1, 1):
+        return first
+    return f"{first} ({sides.base} {len(group.base)}, {sides.judged} {len(group.judged)})"
 
 
-def _paired(base: Kernels, judged: Kernels) -> Iterator[tuple[Kernels, Kernels]]:
-    """The connected parts of the two sides' kernels: what writes the same value is connected."""
-    every = [*((0, kernel) for kernel in base), *((1, kernel) for kernel in judged)]
-    parent = list(range(len(every)))
+def _group(model: str, group: Mapping[str, Any], sides: Sides) -> Group:
+    def side(label: str) -> tuple[tuple[str, ...], float | None, int]:
+        mine = [(name, *took[label]) for name, took in group["kernels"] if label in took]
+        us = math.fsum(us for _, _, us in mine) if mine else None
+        return tuple(name for name, _, _ in mine), us, sum(launches for _, launches, _ in mine)
 
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    first: dict[str, int] = {}
-    for i, (_, kernel) in enumerate(every):
-        for value in kernel.get("writes", ()):
-            parent[root(i)] = root(first.setdefault(value, i))
-    parts: dict[int, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
-    for i, (side, kernel) in enumerate(every):
-        parts.setdefault(root(i), ([], []))[side].append(kernel)
-    yield from parts.values()
-
-
-def _group(model: str, base: Kernels, judged: Kernels, gb_per_s: float) -> Group:
-    limits = [
-        math.fsum(kernel["bytes"] * kernel["launches"] for kernel in side) / gb_per_s / 1e3
-        for side in (judged, base)
-        if side
-    ]
-    bounds = {bound for kernel in (*base, *judged) for bound in kernel.get("bounds", ())}
-    # What the judged side does not write at all has no limit that it could be over.
-    limit_us = min(limits) if judged else 0.0
-    return Group(model, tuple(base), tuple(judged), limit_us, tuple(sorted(bounds)))
+    base, base_us, base_launches = side(sides.base)
+    judged, us, launches = side(sides.judged)
+    return Group(
+        model,
+        base,
+        judged,
+        launches if judged else base_launches,
+        base_us,
+        us,
+        group["limit_us"],
+        tuple(group.get("bounds", ())),
+    )
 
 
-def _means(name: str, group: str, rows: Sequence[Row], sides: Sides, width: int) -> list[str]:
-    cells = [name, group, *([""] * (width - 2))]
-    for place, ratio in ((4, step_ratio), (7, generated_ratio)):
+def _means(
+    name: str, group: str, rows: Sequence[Row], sides: Sides, head: Sequence[str]
+) -> list[str]:
+    cells = [name, group, *([""] * (len(head) - 2))]
+    column = f"{sides.base} / {sides.judged}"
+    places = [i for i, title in enumerate(head) if title == column]
+    for place, ratio in zip(places, (step_ratio, generated_ratio), strict=True):
         ratios = [found for row in rows if (found := ratio(row, sides)) is not None]
         cells[place] = f"{geomean(ratios):.3f}" if ratios else ""
     return cells
@@ -240,7 +257,7 @@ def _errors(time: Mapping[str, Any]) -> list[str]:
     """The judged side's worst gradient: its error, and eager's under autocast."""
     outputs = time.get("outputs", ())
     if len(outputs) < 2:
-        return ["", ""]
+        return ["", ""]  # of what was not checked
     error, eager = (outputs[1][name] for name in ("error", "eager_error"))
     cells = ["inf" if value is None else f"{value:.1e}" for value in (error, eager)]
     return [cells[0] + (" wrong" if "wrong" in time else ""), cells[1]]

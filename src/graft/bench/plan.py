@@ -19,13 +19,17 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a result. `corpus` names the folder of a case that is not the project's own."""
+    """One row of a result. `corpus` names the folder of a case that is not the project's own.
+
+    `cost_s` is about how long it takes, where that is known.
+    """
 
     case: str
     shape: tuple[int, ...]
     dtype: str
     group: str = "default"
     corpus: str | None = field(default=None, compare=False)
+    cost_s: float = field(default=0.0, compare=False)
 
     @property
     def key(self) -> str:

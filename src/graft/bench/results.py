@@ -3,15 +3,19 @@
 A result file is one JSON object, a row a line:
 
 - `schema`, `pin`, `stack_hash`, `patches`, `date` (UTC), `commands` (without machine paths);
-- `clock`: rounds, samples a round, whether contenders compile one after the other;
+- `clock`: rounds, samples a round, whether contenders compile one after the other, or share what
+  is compiled and tuned;
 - `contenders`: by label, what ran: impl, knobs, versions, or `absent` and why;
 - `gpus`: by index, name, driver, SMs, L2, bytes of the flush, copy bandwidth (spread, 1e9 B/s),
   or `error`;
 - `rows`: case, group, shape, dtype, gpu, `bytes` that must move, `limit_us` (bytes over the copy
-  bandwidth), `times` by label, `speedup` by label over the first contender (spread over rounds);
+  bandwidth), `times` by label, `speedup` by label over the first contender (spread over rounds),
+  for a training step `generated` (`graft.bench.kernel_groups`);
 - a time: `us` (median, q1, q3, n), `sol` (limit over median), `kernels`, `memops`, `mix_order`,
   `generated_kernels`, `code` (a hash of what was compiled), `compile_s`, `peak_bytes`, `outputs`
-  (errors), for a training step `triton_us` and `rest_us`; or `error` {kind, message}; or `absent`.
+  (errors), for a training step `triton_us` and `rest_us`, `launched_us` (as the host launches it),
+  `gpu_busy` (the share of that in which its kernels run) and `captured`; or `error` {kind,
+  message}; or `absent`.
 - `complete`: whether every point asked for has its row.
 
 A name that ends in `.gz` is of a compressed one.
@@ -228,6 +232,7 @@ class Journal:
         self.head = head
         self._out = out
         self._rows: dict[str, Row] = {}
+        self._failed: set[str] = set()  # of an earlier run: to be measured again
         self._earlier: Result | None = None
         self._part = part_of(out) if out else None
         if again and out and self._part:
@@ -237,14 +242,19 @@ class Journal:
             self._adopt(load(out), out)
         if self._part and self._part.exists():
             self._read_part(self._part)
+        self._failed = {
+            name
+            for name, row in self._rows.items()
+            if any("error" in time for time in row["times"].values())
+        }
         if self._part:
             self._part.parent.mkdir(parents=True, exist_ok=True)
             self._append_line({**head, "rows": []})
 
     @property
     def done(self) -> set[str]:
-        """Keys of the points that have a row."""
-        return set(self._rows)
+        """Keys of the points that have a row; one with an error counts in the run that made it."""
+        return set(self._rows) - self._failed
 
     @property
     def rows(self) -> list[Row]:
@@ -270,6 +280,7 @@ class Journal:
     def append(self, row: Row) -> None:
         """Keep a row, on disk before this returns."""
         self._rows[key(row)] = row
+        self._failed.discard(key(row))
         if self._part:
             self._append_line(row)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import queue
 import statistics
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graft import caches
+from graft.bench import kernel_groups
 from graft.bench.gpu_lock import GpuLock
 from graft.bench.plan import Contender, Point
 from graft.bench.protocol import Message, Remote, WorkerLost
@@ -44,16 +44,24 @@ class Settings:
 
     Work of more than 5 ms gets as few samples a turn as make 30. `timeout_s` bounds each
     preparation and each turn. `serial` compiles one contender after the other, which compile
-    times to be compared need; otherwise they compile at the same time. `jobs` points of a GPU are
-    under way at a time: compiles overlap, what happens on the GPU does not. After `seconds`
-    what is under way is given up; no point begins that would not be done by then. `sources` is
-    the folder for the kernels of training steps.
+    times to be compared need; otherwise they compile at the same time. `shared` has them compile
+    one after the other with one folder for what is compiled and tuned, so that a kernel which is
+    the same to the letter is compiled and tuned once, by whoever needs it first: the times of the
+    others' compiles mean nothing, and rows have none. The first contender's step is then not
+    checked where that would be a compile of its own.
+
+    `jobs` points of a GPU are under way at a time: compiles overlap, what happens on the GPU does
+    not. With `spread` any of them compiles on any core; otherwise each has cores of its own. After
+    `seconds` what is under way is given up; no point begins that would not be done by then.
+    `sources` is the folder for the kernels of training steps.
     """
 
     rounds: int = 10
     samples: int = 5
     timeout_s: float = 300.0
     serial: bool = False
+    shared: bool = False
+    spread: bool = False
     jobs: int = 1
     autotune: bool = False
     seconds: float | None = None
@@ -72,6 +80,7 @@ class Settings:
             "rounds": self.rounds,
             "samples": self.samples,
             "serial": self.serial,
+            **({"shared": True} if self.shared else {}),
         }
 
 
@@ -91,6 +100,10 @@ _RANK_VARIABLES = (
     "MASTER_PORT",
     "OMP_NUM_THREADS",
 )
+
+
+# In place of a point, where there may be one later.
+_LATER = Point("", (), "")
 
 
 class LaneLost(Exception):
@@ -119,6 +132,7 @@ class _Seat:
         gpu: Gpu,
         settings: Settings,
         scratch: Path,
+        caches: Path,
         cores: frozenset[int],
         threads: int,
     ) -> None:
@@ -129,6 +143,7 @@ class _Seat:
         self._threads = threads
         self._settings = settings
         self._scratch = scratch
+        self._caches = caches
         self._gpu = gpu
         self._remote: Remote | None = None
         self._greeted = False
@@ -217,7 +232,7 @@ class _Seat:
             self._remote = None
 
     def _environment(self) -> dict[str, str]:
-        """Its own compile caches, empty at the start; its GPU; a share of the lane's cores."""
+        """Compile caches that are empty at the start; its GPU; a share of the lane's cores."""
         env = caches.stock_environ(self._settings.env)
         if "LOCAL_RANK" in env:
             env = {name: value for name, value in env.items() if name not in _RANK_VARIABLES}
@@ -226,8 +241,8 @@ class _Seat:
             "CUDA_VISIBLE_DEVICES": self._gpu.name,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), env.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "inductor"),
-            "TRITON_HOME": str(self._scratch / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self._caches / "inductor"),
+            "TRITON_HOME": str(self._caches / "triton"),
         }
         env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(self._threads))
         return env
@@ -237,7 +252,7 @@ class Lane:
     """A worker for each contender on one GPU, which hold it in turn.
 
     `cores` are the lane's own, so that another lane's compiles are not in the way of this one's
-    launches.
+    launches; those of all lanes, where launches do not matter.
     """
 
     def __init__(
@@ -257,11 +272,13 @@ class Lane:
         self._settings = settings
         self._lock = GpuLock(gpu.lock)
         self.seats = []
-        threads = max(1, min(8, len(cores) // len(contenders)))
+        at_once = 4 if settings.spread else len(contenders)
+        threads = max(1, min(8, len(cores) // at_once))
         for contender in contenders:
             own = scratch / contender.label
             own.mkdir(parents=True, exist_ok=True)
-            self.seats.append(_Seat(contender, gpu, settings, own, cores, threads))
+            caches = scratch / "caches" if settings.shared else own
+            self.seats.append(_Seat(contender, gpu, settings, own, caches, cores, threads))
 
     def open(self) -> None:
         """Start the workers; measure the copy bandwidth, the GPU's first lane. Raises LaneLost."""
@@ -317,7 +334,7 @@ class Lane:
         times: dict[str, Message] = row["times"]
         facts = self._prepare(point, times)
         ready = [seat for seat in self.seats if seat.label in facts]
-        with self._lock:
+        with self._lock.timing():
             rounds = self._rounds(ready, facts, times)
         self._release()
         self.points += 1
@@ -335,6 +352,15 @@ class Lane:
                 if label != base
             }
         row["times"] = {seat.label: times[seat.label] for seat in self.seats}
+        found = {label: time.pop("generated", None) for label, time in row["times"].items()}
+        if any(found.values()):
+            row["generated"] = kernel_groups.summary(
+                {label: kernels for label, kernels in found.items() if kernels is not None},
+                self.gpu.copy_gb_per_s["median"],
+            )
+        if self._settings.shared:
+            for time in row["times"].values():
+                time.pop("compile_s", None)
         return row
 
     def _prepare(self, point: Point, times: dict[str, Message]) -> dict[str, Message]:
@@ -349,16 +375,20 @@ class Lane:
         facts: dict[str, Message] = {}
         present = [seat for seat in self.seats if not seat.absent]
         times |= {seat.label: {"absent": seat.absent} for seat in self.seats if seat.absent}
-        if self._settings.serial:
+        if self._settings.serial or self._settings.shared:
             for seat in present:
-                self._ask([seat], request, facts, times)
+                checks = self._settings.serial or seat is not self.seats[0]
+                asked = request | ({} if checks else {"checks": False})
+                self._ask([seat], asked, facts, times)
+                if _is_short(times.get(seat.label)) and seat.alive:  # what others had may be free
+                    del times[seat.label]
+                    self._ask([seat], asked, facts, times)
             return facts
         self._ask(present, request, facts, times)
         # Eager and the float64 reference take more memory than what is timed. Where that of all
         # contenders at a time is too much, those that had none left get it to themselves.
         for seat in present:
-            short = times.get(seat.label, {}).get("error", {}).get("kind") == "oom"
-            if short and len(present) > 1 and seat.alive:
+            if _is_short(times.get(seat.label)) and len(present) > 1 and seat.alive:
                 del times[seat.label]
                 self._ask([seat], request, facts, times)
         return facts
@@ -409,7 +439,8 @@ class Lane:
         for turn in range(self._settings.rounds):
             for seat in list(ready if turn % 2 == 0 else reversed(ready)):
                 try:
-                    seat.send({"do": "measure", "samples": samples})
+                    last = turn + 1 == self._settings.rounds
+                    seat.send({"do": "measure", "samples": samples, "last": last})
                     reply = seat.receive(self._settings.timeout_s)
                     problem = None if reply["ok"] else _error(reply["kind"], reply["error"])
                 except WorkerLost as lost:
@@ -467,6 +498,11 @@ def _of_each(
         return list(pool.map(answer, seats))
 
 
+def _is_short(time: Message | None) -> bool:
+    """Whether the GPU's memory was too short for it."""
+    return time is not None and time.get("error", {}).get("kind") == "oom"
+
+
 def _shown(facts: Message) -> Message:
     """The facts that a row keeps."""
     hidden = ("bytes", "estimate_us", "ok")
@@ -503,10 +539,8 @@ def run(
     out, and its point goes to the others. Raises GraftError when none is left, or the seconds
     are over, with points still to do; what was measured, and on what, is in the journal.
     """
-    work: queue.SimpleQueue[Point] = queue.SimpleQueue()
     todo = [point for point in points if point.key not in journal.done]
-    for point in todo:
-        work.put(point)
+    work = list(todo)  # in the order to begin in
     left = len(todo)
     lock = threading.Lock()
     failure: list[BaseException] = []
@@ -518,7 +552,19 @@ def run(
     suspects: list[Point] = []
     tried: set[str] = set()  # of these, what was
     ends = None if settings.seconds is None else time.monotonic() + settings.seconds
-    took: list[float] = []  # seconds of the points that were measured
+    pace: list[float] = []  # seconds that points took, over what they were thought to
+
+    def in_time(point: Point) -> bool:
+        """Whether it would be done by then, at the pace that four points of five kept."""
+        at = sorted(pace)[len(pace) * 4 // 5] if pace else 1.0
+        return ends is None or time.monotonic() + point.cost_s * at <= ends
+
+    def following() -> Point | None:
+        """The next point that would be done; `_LATER` where none is left, None where none would."""
+        for place, point in enumerate(work):
+            if in_time(point):
+                return work.pop(place)
+        return None if work else _LATER
 
     def serve(lane: Lane) -> None:
         nonlocal left
@@ -527,27 +573,29 @@ def run(
             with lock:
                 journal.describe(described(lanes, journal.head))
             while not stop.is_set():
-                if ends is not None and time.monotonic() + max(took, default=0.0) > ends:
-                    return
-                try:
-                    point = work.get(timeout=0.2)
-                except queue.Empty:
-                    with lock:
-                        if not left:
-                            return
-                        if left > len(suspects):
-                            continue  # another lane may yet fail and give its point back
+                with lock:
+                    point = following()
+                    if point is _LATER and not left:
+                        return
+                    if point is _LATER and left == len(suspects):
                         point = suspects.pop()
                         tried.add(point.key)
+                if point is None:
+                    return
+                if point is _LATER:  # another lane may yet fail and give its point back
+                    time.sleep(0.2)
+                    continue
                 lost: LaneLost | None = None
                 started = time.monotonic()
                 try:
                     row = lane.measure(point)
-                    took.append(time.monotonic() - started)
+                    if point.cost_s:
+                        pace.append((time.monotonic() - started) / point.cost_s)
                     if not stop.is_set():
                         lost = _lost(lane)
                 except LaneLost:
-                    work.put(point)
+                    with lock:
+                        work.insert(0, point)
                     raise
                 if stop.is_set():
                     return  # its workers were killed under it
@@ -557,7 +605,7 @@ def run(
                     # GPU can say, or one was lost at this point before.
                     if lost and others and point.key not in blamed:
                         blamed.add(point.key)
-                        work.put(point)
+                        work.insert(0, point)
                     elif _crashed(row) and len(lanes) > 1 and point.key not in tried:
                         suspects.append(point)
                     else:
@@ -584,7 +632,11 @@ def run(
         if not todo:
             return
         jobs = min(settings.jobs, -(-len(todo) // len(gpus)))
-        shares = iter(share(sorted(os.sched_getaffinity(0)), len(gpus) * jobs))
+        cores = sorted(os.sched_getaffinity(0))
+        lanes_of_all = len(gpus) * jobs
+        shares = iter(
+            [frozenset(cores)] * lanes_of_all if settings.spread else share(cores, lanes_of_all)
+        )
         for name in gpus:
             gpu = Gpu(name, Path(scratch) / f"gpu{name}.lock")
             for job in range(jobs):

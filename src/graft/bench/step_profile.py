@@ -5,7 +5,7 @@ Needs torch and the standard library alone, so that any Python with a torch can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,17 @@ class StepProfile:
                 launches, us = means.get(event.name, (0.0, 0.0))
                 took_us = event.time_range.elapsed_us()
                 means[event.name] = launches + 1 / steps, us + took_us / steps
+        return cls(means)
+
+    @classmethod
+    def mean(cls, profiles: Sequence[StepProfile]) -> StepProfile:
+        """Of profiles of the same number of steps each."""
+        names = dict.fromkeys(name for profile in profiles for name in profile.means)
+        means: dict[str, tuple[float, float]] = {}
+        for name in names:
+            found = [profile.means.get(name, (0.0, 0.0)) for profile in profiles]
+            launches, us = (sum(column) / len(profiles) for column in zip(*found, strict=True))
+            means[name] = launches, us
         return cls(means)
 
     def time_us(self, which: Callable[[str], bool]) -> float:

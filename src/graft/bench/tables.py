@@ -14,6 +14,7 @@ Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), c
   with peers in no other (`graft.bench.claims`);
 - `view=summary`: of one file or several, one row a case, or a kind of training steps;
 - `view=models`: a model of `graft bench models` a row, and the means of each group;
+- `view=kernels top=20`: its generated kernels, by time over limit, as with `--kernels`;
 - `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
 - `view=files`, without a file: of which stack are those that the page names outside of tables;
 - those of `graft.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
@@ -140,16 +141,12 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
     if len(files) > 1:
         raise GraftError(f"{where}: view={view} is of one file, and {files[1]} is another")
     result = results.load(root / files[0])
-    if view == "models":
-        from graft.bench import models_report
-
-        head, lines = models_report.models(result["rows"], models_report.Sides.of(result))
-        return _markdown(head, lines, 2)
     if view == "agreement":
         if set(options) != {"view", "again"}:
             raise GraftError(f"{where}: view=agreement of {files[0]} takes again=FILE and no more")
         return apart(result, results.load(root / options["again"]))
-    takes = {"of", "to"} if view == "sentence" else {"columns"}
+    of_models = view in ("models", "kernels")
+    takes = {"of", "to"} if view == "sentence" else {"top"} if of_models else {"columns"}
     unknown = set(options) - {*_FILTERS, "view", *takes}
     if unknown:
         raise GraftError(f"{where}: table of {files[0]}: {unknown.pop()} is no option of a table")
@@ -170,13 +167,27 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
     if missing or not rows:
         what = f"contender {missing.pop()}" if missing else "row that the marker selects"
         raise GraftError(f"{where}: {files[0]} has no {what}")
+    if of_models:
+        return _models(view, {**result, "rows": rows}, options.get("top", "0"), where)
     views = {"rows": by_row, "cases": by_case, "sentence": sentence}
     if view not in views:
         raise GraftError(
             f"{where}: table of {files[0]}: view={view},"
-            " expected rows, cases, sentence, summary, models or agreement"
+            " expected rows, cases, sentence, summary, models, kernels or agreement"
         )
     return views[view](rows, labels)
+
+
+def _models(view: str, result: results.Result, top: str, where: str) -> str:
+    from graft.bench import models_report
+
+    if not top.isdigit():
+        raise GraftError(f"{where}: top={top} is no number")
+    sides = models_report.Sides.of(result)
+    if view == "models":
+        return _markdown(*models_report.models(result["rows"], sides), 2)
+    found = models_report.groups(result)[: int(top) or None]
+    return _markdown(*models_report.kernels(found, sides), 2)
 
 
 def sentence(rows: Sequence[results.Row], labels: Sequence[str]) -> str:

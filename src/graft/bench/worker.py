@@ -6,8 +6,10 @@ One a contender and GPU, by the stock interpreter or the patched one. It serves 
 - `hello {impl, knobs, paths, autotune, lock}`: what runs here (GPU, driver, torch, triton), or
   `absent: why`;
 - `copy`: the copy bandwidth;
-- `prepare {case, shape, dtype, corpus, seed, sources}`: compile, check, capture; the row's facts;
-- `measure {samples}`: microseconds of each of the next samples of the prepared case;
+- `prepare {case, shape, dtype, corpus, seed, sources, checks}`: compile, check, capture; the row's
+  facts;
+- `measure {samples, last}`: microseconds of each of the next samples of the prepared case; after
+  the `last` ones, what a step holds of memory is given back;
 - `release`: drop the prepared case and its memory.
 
 It holds the GPU's lock for all of it, but for compiles and for `measure`: then whoever asks holds
@@ -20,6 +22,7 @@ import contextlib
 import gc
 import re
 import site
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +35,15 @@ from torch._inductor import metrics
 
 from graft.bench import code, gate, generated, peers, step_profile
 from graft.bench.autograd import Backward
-from graft.bench.clock import Clock, Replay
+from graft.bench.clock import Clock, Replay, waits_for_the_gpu
 from graft.bench.corpus import load as load_corpus
 from graft.bench.gpu_lock import GpuLock
 from graft.bench.protocol import Message, serve
 from graft.cases import DTYPES
 
 _WARMUPS = 2
-_PROFILED_STEPS = 5
+# A step is profiled in its first turns: in one alone, the GPU's clock may be in another state.
+_PROFILED_STEPS, _PROFILED_TURNS = 5, 2
 # Of the root mean square of all of a model's gradients: what is smaller is compared with this.
 _NO_GRADIENT = 1e-2
 # Launches at the start of a turn that are not timed. The first one after another process ran on
@@ -86,9 +90,14 @@ class Worker:
         self.autotune = False
         self.replay: Replay | None = None
         self._inputs: Any = None  # a graph reads them and does not hold them
-        self._step: Callable[[], Any] | None = None  # of a model, until it is profiled
+        self._step: Callable[[], Any] | None = None  # of a model
+        self._profiles: list[step_profile.StepProfile] = []  # of that step
+        self._profiles_left = 0
+        self._launched_us: list[float] = []  # of that step, as the host launches it
         self._generated: generated.Generated | None = None  # the kernels of that step
         self._sources: Path | None = None  # where these are kept
+        self._checks = True
+        self._tried = False  # whether the step's capture was tried
         self.clock: Clock | None = None
 
     def __call__(self, message: Message) -> Message:
@@ -159,14 +168,17 @@ class Worker:
         corpus: str | None = None,
         seed: int = 0,
         sources: str | None = None,
+        checks: bool = True,
     ) -> Message:
         """Compile, check against eager, capture. A wrong case is a CaseError with its checks.
 
-        The kernels of a training step are kept below the folder `sources`, where given.
+        The kernels of a training step are kept below the folder `sources`, where given. Without
+        `checks`, a step is not checked where that would be a compile of its own.
         """
         if self.replay is not None:
             self.release()
         self._sources = Path(sources) if sources else None
+        self._checks = checks
         try:
             # Before the GPU is taken: a model's library takes seconds to import.
             found = load_corpus(Path(corpus), case) if corpus else _find(case)
@@ -185,25 +197,73 @@ class Worker:
             self.release()
         raise failure
 
-    def measure(self, samples: int) -> Message:
+    def measure(self, samples: int, last: bool = False) -> Message:
         if self.replay is None:
             raise CaseError("error", "nothing is prepared")
-        lead = _LEAD_CAPTURED if self.replay.captured else _LEAD
         try:
-            times = self._clock.time_us(self.replay.launch, samples + lead)[lead:]
             # In a turn, when no other contender is on the GPU: kernels that share it take longer.
-            profiled = _profile(self._step, self._generated, self._sources) if self._step else {}
-            if not self.replay.captured:
+            facts = self._profiled() if self._step else {}
+            replay = self._captured_step() if self._step else self.replay
+            lead = _LEAD_CAPTURED if replay.captured else _LEAD
+            times = self._clock.time_us(replay.launch, samples + lead)[lead:]
+            if self._step and last:
+                replay = self.replay = Replay(self._step, None, captured=False)
+            if not replay.captured:
                 torch.cuda.empty_cache()  # a model's activations are the next contender's memory
         except RuntimeError as error:
             kind = "oom" if _is_short(error) else "crash"
             raise CaseError(kind, _first_words(error), fatal=True) from error
-        self._step = None
-        return {"us": [round(us, 3) for us in times], "facts": profiled}
+        return {"us": [round(us, 3) for us in times], "facts": facts}
+
+    def _profiled(self) -> Message:
+        """What the profiler finds in the first turns of a step, all of them together.
+
+        A profile without a kernel is none: the row then lacks what it would have said.
+        """
+        assert self._step is not None
+        if self._profiles_left == 0:
+            return {}
+        self._profiles_left -= 1
+        self._launched_us += self._clock.time_us(self._step, _PROFILED_STEPS + _LEAD)[_LEAD:]
+        found = step_profile.profiled(self._step, _PROFILED_STEPS)
+        torch.cuda.empty_cache()
+        self._profiles += [found] if found.means else []
+        launched_us = statistics.median(self._launched_us)
+        facts: Message = {
+            "captured": self._captured_step().captured,
+            "launched_us": round(launched_us, 1),
+        }
+        if not self._profiles:
+            return facts
+        profile = step_profile.StepProfile.mean(self._profiles)
+        facts |= _split(profile)
+        facts["gpu_busy"] = round((facts["triton_us"] + facts["rest_us"]) / launched_us, 3)
+        if self._generated is not None:
+            facts["generated"] = self._generated.facts(profile)
+            if self._sources:
+                self._generated.save(self._sources, facts["generated"])
+        return facts
+
+    def _captured_step(self) -> Replay:
+        """The step as a CUDA graph; where it waits for the GPU, as the host launches it.
+
+        Captured in its first turn, as late as can be: until the last, the graph keeps the memory of
+        all activations.
+        """
+        assert self._step is not None
+        assert self.replay is not None
+        if not self._tried:
+            self._tried = True
+            if not waits_for_the_gpu(self._step):
+                torch.cuda.empty_cache()
+                self.replay = self._clock.capture(self._step)
+        return self.replay
 
     def release(self) -> Message:
         self.gpu.acquire()
         self.replay = self._inputs = self._step = self._generated = None
+        self._profiles, self._launched_us, self._tried = [], [], False
+        self._profiles_left = 0
         torch._dynamo.reset()
         with self.gpu.lent():
             gc.collect()
@@ -315,7 +375,7 @@ class Worker:
         """A training step: forward, loss, backward. Its split comes from the profiler.
 
         A model that drops at random is timed as it trains, and checked as it evaluates, which
-        drops nothing: that is compiled apart.
+        drops nothing: that is compiled apart, and only for `checks`.
         """
         if self.impl in peers.PEERS:
             raise CaseError("absent", f"{self.impl} runs no whole training step")
@@ -352,29 +412,30 @@ class Worker:
         facts = self._facts(took(), sources)
         self._generated = kernels if self.impl == "compile" else None
 
-        model.train(not case.dropout)
-        if case.dropout:
-            del outs
-            with _compiling(self.gpu):
-                outs = results(step(forward))
-        model.zero_grad(set_to_none=True)
-        if case.whole_batch:
-            with gate.float32():
-                refs = results(step(loss_of))
-        else:
-            refs = _step_reference(case, model, inputs)
-        eager = results(step(loss_of))
-        model.train()
-        facts |= _step_checks(outs, refs, eager, case.whole_batch)
-        del refs, eager, outs
+        if self._checks or not case.dropout:
+            model.train(not case.dropout)
+            if case.dropout:
+                del outs
+                with _compiling(self.gpu):
+                    outs = results(step(forward))
+            model.zero_grad(set_to_none=True)
+            if case.whole_batch:
+                with gate.float32():
+                    refs = results(step(loss_of))
+            else:
+                refs = _step_reference(case, model, inputs)
+            eager = results(step(loss_of))
+            model.train()
+            facts |= _step_checks(outs, refs, eager, case.whole_batch)
+            del refs, eager
+        del outs
         facts["peak_bytes"] = self._peak(lambda: step(forward))
         for _ in range(_WARMUPS):
             step(forward)
         torch.cuda.synchronize()
         self.replay = Replay(lambda: step(forward), None, captured=False)
-        self._step = lambda: step(forward)
+        self._step, self._profiles_left = self.replay.launch, _PROFILED_TURNS
         facts |= {
-            "captured": False,
             "estimate_us": round(min(self._clock.time_us(self.replay.launch, 2)), 2),
         }
         return facts
@@ -458,8 +519,8 @@ def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
     Seconds of all that is done within, compiles and first runs, without the waits for the GPU.
     Dynamo says when a compile begins and ends, also that of a backward which waits for its first
     run. A peer's own Triton kernels have no such calls. A finished kernel is loaded to the GPU
-    in the middle of a compile, and Inductor times there whether padding a matrix product pays:
-    then the GPU is taken for that long.
+    in the middle of a compile: not while a turn is timed. Inductor times there whether padding a
+    matrix product pays: then the GPU is taken for that long.
     """
     from torch._dynamo.callback import CallbackArgs, callback_handler
     from torch._inductor.fx_passes import pad_mm
@@ -476,7 +537,7 @@ def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
     callback_handler.register_start_callback(begins)
     callback_handler.register_end_callback(ends)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_within(CachingAutotuner, "_make_launchers", gpu.borrowed))
+        stack.enter_context(_within(CachingAutotuner, "_make_launchers", gpu.loading))
         stack.enter_context(_within(pad_mm, "_should_pad", gpu.borrowed))
         with contextlib.suppress(ImportError):
             from triton.runtime.jit import JITFunction
@@ -586,27 +647,14 @@ def _step_reference(case: Any, model: Any, inputs: Sequence[Any]) -> dict[str, t
     return {"loss": total, **grads}
 
 
-def _profile(
-    step: Callable[[], Any],
-    kernels: generated.Generated | None = None,
-    sources: Path | None = None,
-) -> Message:
-    """GPU time of a step by who wrote the kernel: Inductor's Triton kernels, and the rest.
-
-    Of the former, one by one, where `kernels` knows them; these are kept below `sources`.
-    """
-    profile = step_profile.profiled(step, _PROFILED_STEPS)
-    facts: Message = {
+def _split(profile: step_profile.StepProfile) -> Message:
+    """GPU time of a step by who wrote the kernel: Inductor's Triton kernels, and the rest."""
+    return {
         "triton_us": profile.time_us(step_profile.is_generated),
         "rest_us": profile.time_us(lambda name: not step_profile.is_generated(name)),
         "kernels": profile.launches(lambda name: not step_profile.is_memop(name)),
         "memops": profile.launches(step_profile.is_memop),
     }
-    if kernels is not None:
-        facts["generated"] = kernels.facts(profile)
-        if sources:
-            kernels.save(sources, facts["generated"])
-    return facts
 
 
 if __name__ == "__main__":
