@@ -1,7 +1,7 @@
-"""Training steps of ConvNeXt and ConvNeXt-V2: convolutions, and norms and products of their channels last.
+"""Training steps of ConvNeXt and ConvNeXt-V2: convolutions, norms and products of channels.
 
-Between convolutions that want channels last, a block permutes to [batch, height, width, channels] for its
-norm and its two products, and back. timm's layers, of its tiny models' widths, with a block a stage by default.
+Between convolutions that want channels last, a block permutes to [batch, height, width, channels]
+for its norm and its two products, and back. timm's layers, of its tiny models' widths.
 """
 
 import torch
@@ -57,10 +57,11 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self, response_norm, depth=1):
         super().__init__()
-        layers = [nn.Conv2d(3, WIDTHS[0], 4, stride=4), ChannelNorm(WIDTHS[0], eps=1e-6)]
-        for i, dim in enumerate(WIDTHS):
-            if i:
-                layers += [ChannelNorm(WIDTHS[i - 1], eps=1e-6), nn.Conv2d(WIDTHS[i - 1], dim, 2, stride=2)]
+        first = WIDTHS[0]
+        layers = [nn.Conv2d(3, first, 4, stride=4), ChannelNorm(first, eps=1e-6)]
+        for before, dim in zip((first, *WIDTHS), WIDTHS, strict=False):
+            if before != dim:
+                layers += [ChannelNorm(before, eps=1e-6), nn.Conv2d(before, dim, 2, stride=2)]
             layers += [Block(dim, response_norm) for _ in range(depth)]
         self.layers = nn.Sequential(*layers)
         self.norm = ChannelNorm(WIDTHS[-1], eps=1e-6)
@@ -80,7 +81,7 @@ def _model(response_norm):
 
 
 def step(model, x, y):
-    """The loss of images `x` `[batch, 3, height, width]` and classes `y` `[batch]`, under bf16 autocast."""
+    """The loss of images `x` `[batch, 3, height, width]` of classes `y` `[batch]`, in autocast."""
     with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
         return model(x, y)
 
