@@ -152,6 +152,22 @@ def in_lab_attention(dtype, mask, head_dim):
 # --- tests ---------------------------------------------------------------------------------------
 
 
+def in_lab_convolution(dtype, dilation, transposed):
+    """The strides of a fake convolution of a channels-last tensor, and of its input's gradient."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    options = ([1, 1], [0, 0], [dilation, dilation], transposed, [0, 0], 1)
+    with FakeTensorMode():
+        x = torch.empty(2, 8, 14, 14, dtype=getattr(torch, dtype), device="cuda")
+        x = x.contiguous(memory_format=torch.channels_last)
+        weight = x.new_empty(8, 8, 3, 3)
+        y = torch.ops.aten.convolution(x, weight, None, *options)
+        gradient = torch.ops.aten.convolution_backward(
+            torch.empty_like(y), x, weight, None, *options, [True, True, False]
+        )[0]
+        return [t.is_contiguous(memory_format=torch.channels_last) for t in (y, gradient)]
+
+
 @pytest.fixture(scope="module")
 def h200():
     lab = LabProcess(__file__, interpret=False)
@@ -217,6 +233,12 @@ def test_another_gpu_makes_another_choice(a100):
 def test_attention_follows_dtype_mask_and_head_dimension(a100, dtype, mask, head_dim, expected):
     found = a100("attention", dtype, mask, head_dim)
     assert found == (expected if "math" not in expected else "math")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("dilation", "transposed"), [(1, False), (2, False), (1, True)])
+def test_a_convolution_keeps_channels_last(h200, dtype, dilation, transposed):
+    assert h200("convolution", dtype, dilation, transposed) == [True, True]
 
 
 def test_tensors_that_need_gradients_give_a_backward(h200):

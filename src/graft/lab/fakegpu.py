@@ -62,6 +62,7 @@ def install(device: Device) -> None:
     attention.describe(device)
     _fold_constants_on_the_host()
     _pad_without_a_benchmark()
+    _convolve_by_cudnn()
     _describe_to_triton(device)
     _installed = device
 
@@ -207,6 +208,28 @@ def _pad_without_a_benchmark() -> None:
     from torch._inductor.fx_passes import pad_mm
 
     pad_mm.get_cached_should_pad = lambda key: True  # type: ignore[assignment]
+
+
+def _convolve_by_cudnn() -> None:
+    """Half-typed convolutions are cuDNN's, which returns channels last where it is given that.
+
+    Without a driver cuDNN is not asked, since bfloat16 needs a device that has it.
+    """
+    backends = torch._C._ConvBackend  # type: ignore[attr-defined]
+    select = torch._C._select_conv_backend  # type: ignore[attr-defined]
+    in_place_of = {
+        backends.Slow2d: backends.Cudnn,
+        backends.SlowDilated2d: backends.Cudnn,
+        backends.SlowDilated3d: backends.Cudnn,
+        backends.SlowTranspose2d: backends.CudnnTranspose,
+        backends.SlowTranspose3d: backends.CudnnTranspose,
+    }
+
+    def select_conv_backend(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        chosen = select(input, *args, **kwargs)
+        return in_place_of.get(chosen, chosen) if input.is_cuda else chosen
+
+    torch._C._select_conv_backend = select_conv_backend  # type: ignore[attr-defined]
 
 
 def _forget_earlier_answers() -> None:
