@@ -127,9 +127,9 @@ class PeeledLoopsTest(TestCase):
     def test_rows_of_nothing(self):
         self.check(logsumexp, torch.full_like(self.rows(), -INF))
 
-    @parametrize("columns", (4097, 5120, 6144))
+    @parametrize("columns", (4097, 5120, 6143))
     def test_columns(self, columns):
-        """One more than the blocks have, half a block more, none more."""
+        """One more than the blocks have, half a block more, one less than another."""
         self.check(row_sum, self.rows(columns, 6144))
 
     @parametrize("block", (64, 512, 8192))
@@ -191,19 +191,20 @@ class PeeledLoopsTest(TestCase):
         self.check(softmax, x, dynamic=None)
 
     def test_as_ever(self):
-        """Short rows, dynamic ones, block pointers, other orders, scans and combined kernels."""
+        """Short rows, whole blocks, dynamic rows, other orders, and what others loop over."""
         x = torch.randn(5, COLUMNS, device=GPU_TYPE)
         short = torch.randn(5, 4096, device=GPU_TYPE)
-        for f, x, options in (
+        for f, given, options in (
             (row_sum, short, {}),
+            (row_sum, torch.randn(5, 6144, device=GPU_TYPE), {}),
             (row_sum, x, {"dynamic": True}),
             (row_sum, x, {"triton.use_block_ptr": True}),
             (lambda x: x.sum(0), x.T.contiguous(), {}),
             (lambda x: x.cumsum(-1), x, {}),
             (lambda x: (x.sum(-1), x[:, :4500].exp().sum(-1)), x, {"combo_kernels": True}),
         ):
-            actual, code = self.compile(f, x, **options)
-            self.assertEqual(actual, f(x), atol=1e-3, rtol=1e-4)
+            actual, code = self.compile(f, given, **options)
+            self.assertEqual(actual, f(given), atol=1e-3, rtol=1e-4)
             self.assertNotIn("R0_WHOLE", code)
 
 

@@ -58,8 +58,9 @@ L2_SHARE_NARROW, L2_SHARE = 1.3, 0.8
 DEFAULT_L2_MIB = 40
 # What a loop loads and stores of a column, at most: no loops with more were measured.
 MAX_ACCESSES = 6
-# Columns of two of the runtime's blocks. Of a longer row most is in whole blocks.
-TWO_BLOCKS = 4096
+# Columns of the runtime's block: the compiler sees that no mask is needed where it divides
+# a row. Of a row longer than two of them most is in whole blocks.
+BLOCK = 2048
 # Columns of a row that takes two blocks of programs of four warps at most: longer ones, and
 # those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
@@ -224,11 +225,13 @@ def peels_last_block(kernel: TritonKernel) -> bool:
     Whether ``kernel`` loops over the whole blocks of long rows, and has the rest of a row
     as a block of its own, which alone is masked.
     """
+    columns = kernel.features.reduction_numel
     return (
         decides_warps(kernel)
         and not (config.triton.use_block_ptr or config.triton.use_tensor_descriptor)
-        and kernel.features.reduction_numel.is_Integer
-        and int(kernel.features.reduction_numel) > TWO_BLOCKS
+        and columns.is_Integer
+        and int(columns) > 2 * BLOCK
+        and int(columns) % BLOCK != 0
         and not any(
             kernel._has_constant_mask(tree)
             for tree in kernel.range_trees
