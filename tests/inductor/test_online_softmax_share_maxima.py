@@ -190,7 +190,7 @@ class SharedMaximaTest(TestCase):
     )
     def test_warps_that_others_decide(self, other):
         features = SimpleNamespace(
-            get_reduction_hint=lambda: ReductionHint.INNER,
+            get_reduction_hint=lambda scores: ReductionHint.INNER,
             contains_op=lambda name: False,
         )
         kernel = {
@@ -199,6 +199,7 @@ class SharedMaximaTest(TestCase):
             "cooperative_reduction": False,
             "is_combo_kernel": False,
             "persistent_reduction": False,
+            "tiling_scores": None,
         }
         decides = looped_reduction.decides_warps
         self.assertTrue(decides(SimpleNamespace(**kernel)))

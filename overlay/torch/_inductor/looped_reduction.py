@@ -12,24 +12,36 @@ sum of exponentials, and combines each element with those of its column: an expo
 scale the smaller one by, comparisons that say which that is, and again what infinities
 want. What a thread holds of a row can share a maximum. Then an element costs a
 comparison, and an exponential that is added, and the rest is once for all of them.
+
+A thread loads as many adjacent columns at once as have one mask: of rows of 50257 one,
+though each row may begin at a vector, as those of a padded product do. So the whole
+blocks of a long row have no mask, and what is left of it is a block apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
+
+from torch.utils._ordered_set import OrderedSet
 
 from . import config
+from .codegen.common import TensorArg
 from .dependencies import MemoryDep
 from .mix_order_producer_sum_cost import L2_MIB
 from .mix_order_reduction import accessed_numel
 from .persistent_reduction import has_online_softmax
 from .runtime.hints import ReductionHint
-from .vector_width import accesses, aligned_columns
+from .vector_width import accesses, aligned_columns, limit_alignment, VECTOR_BYTES
 from .virtualized import V
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import sympy
+
+    from .codegen.simd import IterationRangesRoot
     from .codegen.simd_kernel_features import SIMDKernelFeatures
     from .codegen.triton import TritonKernel
     from .runtime.hints import DeviceProperties
@@ -46,6 +58,9 @@ L2_SHARE_NARROW, L2_SHARE = 1.3, 0.8
 DEFAULT_L2_MIB = 40
 # What a loop loads and stores of a column, at most: no loops with more were measured.
 MAX_ACCESSES = 6
+# Columns of the runtime's block: the compiler sees that no mask is needed where it divides
+# a row. Of a row longer than two of them most is in whole blocks.
+BLOCK = 2048
 # Columns of a row that takes two blocks of programs of four warps at most: longer ones, and
 # those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
@@ -98,17 +113,13 @@ class SharedMaxima:
         if not config.triton.online_softmax_share_maxima or not decides_warps(kernel):
             return None
         loop = V.choices.loop_config(features)
-        whole = accesses(features, features.numel * features.reduction_numel)
-        vector = max(
-            (aligned_columns(dep) for deps in whole.values() for dep in deps), default=0
-        )
+        vector = vector_columns(features)
         if loop is None or not vector:
             return None
-        # The accesses' loops over rows and columns may be one: a row begins anywhere
-        # where the next one does.
-        is_multiple = V.graph.sizevars.statically_known_multiple_of
-        while vector > 1 and not is_multiple(features.reduction_numel, vector):
-            vector //= 2
+        if peels_last_block(kernel):
+            vector = min(vector, stored_columns(features))
+        else:
+            vector = largest_divisor(features.reduction_numel, vector)
         return cls(min(vector, loop.columns_per_thread), loop)
 
     def accumulator_size(self, kernel: TritonKernel) -> str:
@@ -118,17 +129,134 @@ class SharedMaxima:
         return f"[{rows}, {block} // {columns} if {block} > {columns} else 1]"
 
 
+def largest_divisor(columns: sympy.Expr, vector: int) -> int:
+    """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
+    is_multiple = V.graph.sizevars.statically_known_multiple_of
+    while vector > 1 and not is_multiple(columns, vector):
+        vector //= 2
+    return vector
+
+
+def adjacent_columns(dep: MemoryDep, columns: sympy.Expr) -> int:
+    """Those that a thread can load at once of rows of ``columns`` where no mask is."""
+    vector = aligned_columns(dep)
+    innermost = [var for var in dep.ranges if dep.index.coeff(var) == 1]
+    if innermost and V.graph.sizevars.statically_known_equals(
+        dep.ranges[innermost[0]], columns
+    ):
+        return vector
+    # One loop over rows and columns: a row begins anywhere where the next one does.
+    return largest_divisor(columns, vector)
+
+
+def vector_columns(features: SIMDKernelFeatures) -> int:
+    """Columns that a thread has at once of any tensor: of all, as of the widest; 0 of none."""
+    columns = features.reduction_numel
+    whole = accesses(features, features.numel * columns)
+    return max(
+        (adjacent_columns(dep, columns) for deps in whole.values() for dep in deps),
+        default=0,
+    )
+
+
+def stored_columns(features: SIMDKernelFeatures) -> int:
+    """
+    Columns that a thread stores at once, at most.
+
+    A thread that loads eight, and stores them one at a time, writes to as many lines as
+    there are threads each time.
+    """
+    columns = features.reduction_numel
+    nodes = OrderedSet(node.get_name() for node in features.scheduler_nodes())
+    is_local = V.graph.scheduler.can_buffer_be_removed_through_fusion
+    is_equal = V.graph.sizevars.statically_known_equals
+    return min(
+        (
+            adjacent_columns(dep, columns)
+            for node in features.scheduler_nodes()
+            for dep in node.read_writes.writes
+            if isinstance(dep, MemoryDep)
+            and is_equal(accessed_numel(dep), features.numel * columns)
+            and not is_local(dep.name, nodes)
+        ),
+        default=VECTOR_BYTES,
+    )
+
+
+def load_as_stored(
+    attributes: Any, signature: Sequence[Any], kernel: TritonKernel
+) -> None:
+    """
+    Lower what ``attributes``, of the arguments in ``signature`` by position, say of the
+    addresses of rows, so that a thread has no more adjacent columns than it stores.
+    """
+    features = kernel.features
+    if not peels_last_block(kernel):
+        return
+    stored = stored_columns(features)
+    if stored >= vector_columns(features):
+        return
+    whole = accesses(features, features.numel * features.reduction_numel)
+    limits = {
+        arg.buffer: stored * arg.dtype.itemsize
+        for arg in signature
+        if isinstance(arg, TensorArg) and arg.buffer in whole
+    }
+    narrower = {name: size for name, size in limits.items() if size < VECTOR_BYTES}
+    limit_alignment(attributes, signature, narrower)
+
+
 def decides_warps(kernel: TritonKernel) -> bool:
     """Whether ``kernel`` is a loop over rows whose warps are not for others to decide."""
     features = kernel.features
+    hint = features.get_reduction_hint(kernel.tiling_scores)
     return (
-        features.get_reduction_hint() == ReductionHint.INNER
+        hint == ReductionHint.INNER
         and len(kernel.dense_size_list()) == 2
         and not kernel.persistent_reduction
         and not kernel.cooperative_reduction
         and not kernel.is_combo_kernel
         and not any(map(features.contains_op, ("scan", "sort")))
     )
+
+
+def peels_last_block(kernel: TritonKernel) -> bool:
+    """
+    Whether ``kernel`` loops over the whole blocks of long rows, and has the rest of a row
+    as a block of its own, which alone is masked.
+    """
+    columns = kernel.features.reduction_numel
+    return (
+        decides_warps(kernel)
+        and not (config.triton.use_block_ptr or config.triton.use_tensor_descriptor)
+        and columns.is_Integer
+        and int(columns) > 2 * BLOCK
+        and int(columns) % BLOCK != 0
+        and not any(
+            kernel._has_constant_mask(tree)
+            for tree in kernel.range_trees
+            if tree.is_loop
+        )
+    )
+
+
+def whole_blocks(tree: IterationRangesRoot) -> str:
+    """The line that says where the whole blocks of a row end."""
+    block = f"{tree.prefix.upper()}BLOCK"
+    return f"{tree.prefix.upper()}WHOLE: tl.constexpr = {tree.numel} // {block} * {block}"
+
+
+def codegen_last_block(kernel: TritonKernel) -> None:
+    """Write what is left of a row, if anything is, after a loop over its whole blocks."""
+    (tree,) = (tree for tree in kernel.range_trees if tree.is_loop)
+    whole = f"{tree.prefix.upper()}WHOLE"
+    kernel.body.writeline(f"if {whole} < {tree.numel}:")
+    with kernel.body.indent():
+        kernel.body.writeline(f"{tree.prefix}offset = {whole}")
+        kernel.iteration_ranges_codegen_header(tree, kernel.body)
+        kernel.codegen_reduction_indices(kernel.body)
+        for code in (kernel.indexing_code, kernel.loads, kernel.compute, kernel.stores):
+            kernel.body.splice(code)
 
 
 def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
@@ -202,8 +330,9 @@ def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:
     if has_online_softmax(kernel.features):
         shared = SharedMaxima.of(kernel)
         return shared.loop if shared else None
+    is_pointwise = not kernel.features.reduction_nodes()
     if (
-        config.triton.short_loops_few_warps
+        (config.triton.short_loops_few_warps or is_pointwise)
         and decides_warps(kernel)
         and not kernel.features.reduction_numel.free_symbols
     ):

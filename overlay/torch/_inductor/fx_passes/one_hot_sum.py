@@ -24,6 +24,8 @@ from torch.utils._ordered_set import OrderedSet
 
 from .. import config
 from ..fx_utils import get_fake_args_kwargs
+from ..pointwise_rows import is_worth_a_loop
+from ..runtime.hints import DeviceProperties
 
 
 aten = torch.ops.aten
@@ -47,8 +49,9 @@ def simplify_one_hot_sums(graph: Graph) -> int:
     """
     Replace the sums over rows of two values; returns how many there were.
 
-    Rows that are zero elsewhere keep theirs, for which nothing is stored: the division that
-    finds an element's column in a pointwise kernel takes longer than the sum.
+    Rows that are zero elsewhere keep theirs, for which nothing is stored, unless the
+    pointwise kernel loops over rows: the division that finds an element's column in
+    another takes longer than the sum.
     """
     if not config.simplify_one_hot_sums:
         return 0
@@ -74,7 +77,9 @@ def _replace(node: Node) -> bool:
     if not statically_known_true(value.shape[dim] > 1):
         return False
     one_hot = one_hot_of(source, dim)
-    if one_hot is None or is_zero_elsewhere(source):
+    if one_hot is None:
+        return False
+    if is_zero_elsewhere(source) and not loops_over_rows(value, dim):
         return False
     with node.graph.inserting_before(node):
         rows = _Rows(node, one_hot, dim)
@@ -128,6 +133,17 @@ def is_same_along(node: Node, dim: int) -> bool:
     if node.target is not aten.expand.default:
         return False
     return is_same_along(cast(Node, node.args[0]), dim)
+
+
+def loops_over_rows(value: torch.Tensor, dim: int) -> bool:
+    """Whether a pointwise kernel of ``value`` would loop over its rows, along ``dim``."""
+    columns = value.shape[-1]
+    if dim != -1 or value.device.type != "cuda" or not isinstance(columns, int):
+        return False
+    rows = value.numel() // columns
+    if not isinstance(rows, int):
+        rows = rows.node.hint if rows.node.has_hint() else 0
+    return is_worth_a_loop(rows, columns, DeviceProperties.create(value.device))
 
 
 def is_zero_elsewhere(source: Node) -> bool:

@@ -1,0 +1,110 @@
+"""
+Loops over long rows in pointwise kernels.
+
+A pointwise kernel has one index for all of a tensor. Where rows begin apart, or share
+values, as the gradient of a cross entropy shares its target and the row's logarithm, an
+element's row and column are a quotient and a rest, and what the row shares is loaded,
+and computed, again for each few elements. Where the number of columns is odd, a thread
+has two adjacent ones in different rows, and accesses them one at a time, though each row
+may be aligned.
+
+As the loop of a reduction that reduces nothing, a program has a row: what the row shares
+is loaded once, the column is the loop's index, and all blocks of the row but the last
+are whole.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, TYPE_CHECKING
+
+import sympy
+
+from torch.utils._ordered_set import OrderedSet
+
+from . import config
+from .dependencies import MemoryDep
+from .looped_reduction import (
+    adjacent_columns,
+    FEW_ROWS,
+    largest_divisor,
+    LoopConfig,
+    MAX_ACCESSES,
+    SHORT_COLUMNS,
+)
+from .mix_order_reduction import accessed_numel
+from .persistent_reduction import FUNCTIONS
+from .runtime.hints import DeviceProperties
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .codegen.simd_kernel_features import SIMDKernelFeatures
+    from .scheduler import SchedulerNode
+
+
+# As many columns as a thread loads at once of a half type, in the block that the runtime
+# gives a loop.
+ROW_LOOP = LoopConfig(columns_per_thread=8, num_warps=8)
+
+
+def is_worth_a_loop(rows: int, columns: int, device: DeviceProperties) -> bool:
+    """Whether there are enough rows, as hinted, for programs of one each, and they are long."""
+    enough = FEW_ROWS * (device.multi_processor_count or 1)
+    return device.type == "cuda" and columns > SHORT_COLUMNS and rows >= enough
+
+
+def pointwise_row_loop(
+    nodes: Sequence[SchedulerNode], device: DeviceProperties
+) -> Optional[tuple[sympy.Expr, sympy.Expr]]:
+    """
+    The rows and the columns of a pointwise kernel of ``nodes`` that loops over rows; None
+    where it has one index.
+
+    It loops where rows share what is loaded, and elements cost more than to be moved: a
+    slow function, or accesses that one index makes narrower.
+    """
+    from .codegen.simd import SIMDKernel
+
+    if config.triton.force_cooperative_reductions or any(
+        node.is_reduction() for node in nodes
+    ):
+        return None
+    deps = [dep for node in nodes for dep in node.read_writes.reads_and_writes()]
+    if not all(isinstance(dep, MemoryDep) and not dep.is_indirect() for dep in deps):
+        return None
+    (_, (numel, _)) = nodes[0].group
+    is_equal = V.graph.sizevars.statically_known_equals
+    if not all(is_equal(node.group[1][0], numel) for node in nodes):
+        return None
+    whole = [dep for dep in deps if is_equal(accessed_numel(dep), numel)]
+    # of the loops, which an access may be contiguous over
+    innermost = [sizes[-1] for node in nodes if (sizes := node.get_ranges()[0])]
+    columns = min((int(n) for n in innermost if n.is_Integer), default=0)
+    if not columns or not 0 < len(OrderedSet(whole)) <= MAX_ACCESSES:
+        return None
+    rows = V.graph.sizevars.simplify(sympy.floor(numel / columns))
+    hint = V.graph.sizevars.optimization_hint(rows, fallback=0)
+    if not is_worth_a_loop(hint, columns, device):
+        return None
+    groups = (rows, sympy.Integer(columns))
+    if not all(
+        SIMDKernel.is_compatible(groups, node.get_ranges(), groups[1]) for node in nodes
+    ):
+        return None
+    shares = any(is_of_rows(dep, rows) for dep in deps)
+    aligned = max(adjacent_columns(dep, groups[1]) for dep in whole)
+    narrower = largest_divisor(groups[1], aligned) < aligned
+    slow = any(node._body.has_op(name) for node in nodes for name in FUNCTIONS)
+    return groups if shares and (slow or narrower) else None
+
+
+def is_of_rows(dep: MemoryDep, rows: sympy.Expr) -> bool:
+    """Whether ``dep`` reads a value for each row."""
+    return V.graph.sizevars.statically_known_equals(accessed_numel(dep), rows)
+
+
+def row_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
+    """Of a pointwise kernel's loop over rows; None of other kernels."""
+    return None if features.reduction_nodes() else ROW_LOOP

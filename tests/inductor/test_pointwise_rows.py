@@ -1,0 +1,209 @@
+# Owner(s): ["module: inductor"]
+
+import unittest
+from unittest import mock
+
+import torch
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from torch._inductor import looped_reduction, pointwise_rows
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+
+
+INF, NAN = float("inf"), float("nan")
+COLUMNS, STRIDE = 5001, 5008
+LOOP = "for r0_offset in"
+
+
+def cross_entropy(x, y):
+    return F.cross_entropy(x, y)
+
+
+def smoothed(x, y):
+    return F.cross_entropy(x, y, label_smoothing=0.1)
+
+
+def next_tokens(x, y):
+    """As language models of `transformers` have it."""
+    y = F.pad(y.view(2, -1), (0, 1), value=-100)[:, 1:].reshape(-1)
+    return F.cross_entropy(x.float(), y)
+
+
+class PointwiseRowsTestCase(TestCase):
+    def compile(self, f, *inputs, rows=0, dynamic=False, **options):
+        """As if `rows` an SM were few: none, by default."""
+        torch._dynamo.reset()
+        options = {
+            "split_reductions": False,
+            "triton.cooperative_reductions": False,
+            # which do not know of what is patched here
+            "force_disable_caches": True,
+            **options,
+        }
+        with (
+            inductor_config.patch(options),
+            mock.patch.object(looped_reduction, "FEW_ROWS", rows),
+            mock.patch.object(pointwise_rows, "FEW_ROWS", rows),
+        ):
+            actual, codes = run_and_get_code(
+                torch.compile(f, fullgraph=True, dynamic=dynamic), *inputs
+            )
+        return actual, codes[-1]
+
+    def rows(self, columns=COLUMNS, stride=STRIDE, dtype=torch.bfloat16, n=6):
+        """With room behind them that nobody may read."""
+        x = torch.full((n, stride), NAN, device=GPU_TYPE, dtype=dtype)
+        x[:, :columns] = torch.randn(n, columns, device=GPU_TYPE)
+        return x[:, :columns]
+
+
+@unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+@instantiate_parametrized_tests
+class LossTest(PointwiseRowsTestCase):
+    """The gradient of a cross entropy is a loop over rows, without another to sum them."""
+
+    def check(self, loss, logits, targets, loops=1, **options):
+        def gradient(loss, logits):
+            logits = logits.detach().requires_grad_()
+            loss(logits, targets).backward()
+            return logits.grad
+
+        def f(logits):
+            return gradient(loss, logits)
+
+        torch._dynamo.reset()
+        options = {
+            "split_reductions": False,
+            "triton.cooperative_reductions": False,
+            "force_disable_caches": True,
+            **options,
+        }
+        with (
+            inductor_config.patch(options),
+            mock.patch.object(looped_reduction, "FEW_ROWS", 0),
+            mock.patch.object(pointwise_rows, "FEW_ROWS", 0),
+        ):
+            compiled = torch.compile(loss, fullgraph=True, dynamic=False)
+            actual, codes = run_and_get_code(gradient, compiled, logits)
+        self.assertEqual(len(codes), 2)
+        self.assertEqual(codes[1].count(LOOP), loops)
+        expect = gradient(loss, logits.double())
+        eps = 4 * torch.finfo(logits.dtype).eps
+        scale = expect[expect.isfinite()].abs().max().item()
+        self.assertEqual(
+            actual.double(), expect, atol=eps * scale, rtol=eps, equal_nan=True
+        )
+        return codes[1]
+
+    def targets(self, columns=COLUMNS):
+        return torch.tensor([0, columns - 1, -100, 17, 4096, 3], device=GPU_TYPE)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("loss", (cross_entropy, smoothed, next_tokens))
+    def test_loss(self, loss, dtype):
+        code = self.check(loss, self.rows(dtype=dtype), self.targets())
+        self.assertNotIn(f"// {COLUMNS}", code)
+        self.assertNotIn("tl.sum", code.split(LOOP)[1])
+
+    @parametrize("columns", (5001, 5002, 5008, 6144))
+    def test_columns(self, columns):
+        x = torch.randn(6, columns, device=GPU_TYPE, dtype=torch.bfloat16)
+        self.check(cross_entropy, x, self.targets(columns))
+
+    def test_ignored(self):
+        self.check(
+            lambda x, y: F.cross_entropy(x, y, ignore_index=17, reduction="sum"),
+            self.rows(),
+            self.targets().clamp(min=0),
+        )
+
+    @parametrize("value", (INF, -INF, NAN))
+    def test_special_values(self, value):
+        x = self.rows().clone()
+        x[1, 5000] = x[3, 2] = value
+        self.check(cross_entropy, x, self.targets())
+
+    def test_knob_of_sums(self):
+        options = {"simplify_one_hot_sums": False}
+        self.check(cross_entropy, self.rows(), self.targets(), loops=2, **options)
+
+
+@unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+@instantiate_parametrized_tests
+class LoopTest(PointwiseRowsTestCase):
+    def check(self, f, *inputs, looped=True, **options):
+        actual, code = self.compile(f, *inputs, **options)
+        self.assertEqual(LOOP in code, looped)
+        expect = f(*(x.double() for x in inputs))
+        eps = 4 * torch.finfo(inputs[0].dtype).eps
+        self.assertEqual(actual.double(), expect.double(), atol=eps, rtol=eps)
+        return code
+
+    def scale(self, n=6):
+        return torch.rand(n, 1, device=GPU_TYPE)
+
+    @parametrize("columns", (4104, 5120, 5001))
+    def test_slow_functions(self, columns):
+        def f(x, scale):
+            return (x - scale).exp()
+
+        x = torch.randn(6, columns, device=GPU_TYPE).clamp(max=1)
+        code = self.check(f, x, self.scale())
+        self.assertIn("'loop_config': (8, 8)", code)
+
+    def test_narrower_accesses(self):
+        """Of an index for all, but not of each row."""
+
+        def f(x, scale):
+            return torch.empty_like(x).copy_(x * scale)
+
+        self.check(f, self.rows(dtype=torch.float32), self.scale())
+
+    def test_two_outputs(self):
+        def f(x, scale, bias):
+            y = (x * scale).sigmoid() + bias
+            return torch.stack((y, -y))
+
+        x = torch.randn(6, COLUMNS, device=GPU_TYPE)
+        self.check(f, x, self.scale(), torch.randn(COLUMNS, device=GPU_TYPE))
+
+    def test_dynamic_rows(self):
+        def f(x, scale):
+            return (x - scale).exp()
+
+        x, scale = torch.randn(6, COLUMNS, device=GPU_TYPE).clamp(max=1), self.scale()
+        for each in (x, scale):
+            torch._dynamo.mark_dynamic(each, 0)
+        self.check(f, x, scale, dynamic=None)
+
+    def test_one_index(self):
+        """Few rows, short ones, nothing shared, little to compute, and dynamic columns."""
+
+        def exp(x, scale):
+            return (x - scale).exp()
+
+        def product(x, scale):
+            return x * scale
+
+        x = torch.randn(6, 5120, device=GPU_TYPE).clamp(max=1)
+        scale, short = self.scale(), x[:, :4096].contiguous()
+        for f, inputs, options in (
+            (exp, (x, scale), {"rows": 1}),
+            (exp, (short, scale), {}),
+            (exp, (x, x), {}),
+            (exp, (x, scale), {"dynamic": True}),
+            (product, (x, scale), {}),
+        ):
+            with self.subTest(f=f, options=options, shared=inputs[1].shape):
+                self.check(f, *inputs, looped=False, **options)
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()
