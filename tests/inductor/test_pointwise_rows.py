@@ -129,6 +129,31 @@ class LossTest(PointwiseRowsTestCase):
         x[1, 5000] = x[3, 2] = value
         self.check(cross_entropy, x, self.targets())
 
+    def test_in_place(self):
+        """The gradient takes the logits' buffer, which nothing reads any more."""
+        # sizes that Inductor does not pad: then the gradient is as large
+        n, columns = 8, 5024
+        weight = torch.randn(32, columns, device=GPU_TYPE)
+        hidden = torch.randn(n, 32, device=GPU_TYPE)
+        targets = torch.randint(0, columns, (n,), device=GPU_TYPE)
+
+        def f(hidden, weight, total):
+            logits = (hidden @ weight).float().log_softmax(1)
+            grad = torch.ops.aten.nll_loss_backward(
+                1 / total, logits, targets, None, 1, -100, total
+            )
+            grad = torch.ops.aten._log_softmax_backward_data(
+                grad, logits, 1, torch.float32
+            )
+            return grad.to(hidden.dtype) @ weight.t()
+
+        args = (hidden.bfloat16(), weight.bfloat16())
+        total = torch.full((), float(n), device=GPU_TYPE)
+        actual, code = self.compile(f, *args, total)
+        expect = f(*args, total)
+        self.assertEqual(actual, expect, atol=2e-2, rtol=2e-2)
+        self.assertIn("in_out_ptr0", code)
+
     def test_knob_of_sums(self):
         options = {"simplify_one_hot_sums": False}
         self.check(cross_entropy, self.rows(), self.targets(), loops=2, **options)

@@ -86,6 +86,11 @@ def _replace(node: Node) -> bool:
         total = rows.sum(source)
         if len(node.args) < 3 or not node.args[2]:
             total = rows.call(aten.squeeze.dim, total, dim)
+        # Stored, as the sum was: inlined in what uses it, its loads would be added to
+        # theirs, which may be too many for one buffer, and what is not stored at once is
+        # not in place.
+        strides = total.meta["val"].stride()
+        total = rows.call(prims.inductor_force_stride_order.default, total, strides)
     node.replace_all_uses_with(total)
     node.graph.erase_node(node)
     return True
