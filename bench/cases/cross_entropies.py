@@ -5,6 +5,8 @@ aligned, and their length alone is odd. `cross_entropy` and `cross_entropy_ls_zl
 are of contiguous logits.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -13,7 +15,7 @@ from graft.cases import Case
 
 ALIGNMENT = 8
 HIDDEN = 768
-TOKENS = 1024  # of a sequence
+TOKENS = 1024  # of a sequence, at most
 SHAPES = {
     "default": [(16384, 50257)],
     "suite": [(16384, 50257), (24576, 30522), (8192, 128256), (4096, 32000), (4096, 50257)],
@@ -58,7 +60,8 @@ def smoothed(logits, labels):
 
 def shifted(logits, labels):
     """As language models of `transformers` have it: in float32, each token predicts the next."""
-    labels = F.pad(labels.view(-1, TOKENS), (0, 1), value=-100)[:, 1:].reshape(-1)
+    labels = labels.view(-1, math.gcd(len(labels), TOKENS))
+    labels = F.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
     return F.cross_entropy(logits.float(), labels)
 
 

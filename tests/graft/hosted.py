@@ -12,13 +12,14 @@ from typing import Any
 
 import ghstack.github_fake
 import ghstack.shell
+import unidiff
 from tinytorch import CONFIG, SCHEDULER, TORCH, Commit, make_patches, make_root, write_files
 
 from graft import ghstack_session, pins, refresh, stack, submit
 from graft.ghstack_session import Connection, Options, Session
 from graft.git import git
 from graft.pins import ROOT, Pin
-from graft.stack import Stack
+from graft.stack import Patch, Stack
 from graft.submit import Plan
 
 UPSTREAM = "https://github.com/pytorch/pytorch"
@@ -106,10 +107,28 @@ def wheel_checkout(folder: Path) -> tuple[Stack, str]:
     configure(folder)
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, folder / "torch/_inductor", ignore=ignore, symlinks=False)
-    write_files(folder, {"version.txt": "2.11.0a0\n"})
-    commit = commit_all(folder, "release")
     pin = pins.load()
-    return Stack(replace(pin, commit=commit), stack.load(pin, ROOT).patches), commit
+    patches = stack.load(pin, ROOT).patches
+    write_files(folder, {"version.txt": "2.11.0a0\n", **upstream_tests_of(patches)})
+    commit = commit_all(folder, "release")
+    return Stack(replace(pin, commit=commit), patches), commit
+
+
+def upstream_tests_of(patches: Sequence[Patch]) -> dict[str, str]:
+    """Stand-ins for upstream's tests that patches change, which no wheel has: the lines that the
+    hunks want, where they want them, between empty ones."""
+    made: dict[str, str] = {}
+    ours = {change.path for patch in patches for change in patch.files if change.is_new}
+    for patch in patches:
+        for file in unidiff.PatchSet(patch.text.decode()):
+            if file.path in ours or not file.path.startswith("test/"):
+                continue
+            lines = [""] * max(hunk.source_start + hunk.source_length for hunk in file)
+            for hunk in file:
+                for at, line in enumerate(hunk.source_lines(), hunk.source_start - 1):
+                    lines[at] = line.value.rstrip("\n")
+            made[file.path] = "\n".join(lines) + "\n"
+    return made
 
 
 class GitHub(ghstack.github_fake.FakeGitHubEndpoint):

@@ -130,6 +130,7 @@ def test_every_case_runs_in_each_dtype_within_the_gate(name):
         checks = gate.check_all(eager, gate.reference(case.fn, inputs), eager)
         # Eager's own error, without the allowance that it gives others.
         assert all(check.error < 2e-2 for check in checks), (dtype, checks)
-        if case.bytes_moved:
+        # a backward does not read all that its forward did
+        if case.bytes_moved and not isinstance(case.fn, Backward):
             moved = sum(t.nbytes for t in [*gate.tensors(inputs), *eager])
             assert case.bytes_moved(shape, cases.DTYPES[dtype]) == moved
