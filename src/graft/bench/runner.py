@@ -201,18 +201,22 @@ class _Seat:
         self._greeted = True
 
     def send(self, message: Message) -> None:
-        assert self._remote is not None
+        remote = self._remote
+        if remote is None:  # given up, as at the end of --seconds
+            raise WorkerLost("crash", "the worker was ended")
         try:
-            self._remote.send(message)
+            remote.send(message)
         except WorkerLost:
             self._remote = None
             raise
 
     def receive(self, timeout_s: float) -> Message:
         """The reply. A worker that is lost, or says that it cannot go on, is dropped."""
-        assert self._remote is not None
+        remote = self._remote
+        if remote is None:
+            raise WorkerLost("crash", "the worker was ended")
         try:
-            reply = self._remote.receive(timeout_s)
+            reply = remote.receive(timeout_s)
         except WorkerLost:
             self._remote = None
             raise
