@@ -1,5 +1,6 @@
 # Owner(s): ["module: inductor"]
 
+import contextlib
 import unittest
 from unittest import mock
 
@@ -36,8 +37,9 @@ def next_tokens(x, y):
 
 
 class PointwiseRowsTestCase(TestCase):
-    def compile(self, f, *inputs, rows=0, dynamic=False, **options):
-        """As if `rows` an SM were few: none, by default."""
+    @contextlib.contextmanager
+    def few_rows(self, rows=0, **options):
+        """Within, what is compiled is compiled anew, as if `rows` an SM were few."""
         torch._dynamo.reset()
         options = {
             "split_reductions": False,
@@ -51,6 +53,11 @@ class PointwiseRowsTestCase(TestCase):
             mock.patch.object(looped_reduction, "FEW_ROWS", rows),
             mock.patch.object(pointwise_rows, "FEW_ROWS", rows),
         ):
+            yield
+
+    def compile(self, f, *inputs, rows=0, dynamic=False, **options):
+        """As if `rows` an SM were few: none, by default."""
+        with self.few_rows(rows, **options):
             actual, codes = run_and_get_code(
                 torch.compile(f, fullgraph=True, dynamic=dynamic), *inputs
             )
@@ -74,21 +81,7 @@ class LossTest(PointwiseRowsTestCase):
             loss(logits, targets).backward()
             return logits.grad
 
-        def f(logits):
-            return gradient(loss, logits)
-
-        torch._dynamo.reset()
-        options = {
-            "split_reductions": False,
-            "triton.cooperative_reductions": False,
-            "force_disable_caches": True,
-            **options,
-        }
-        with (
-            inductor_config.patch(options),
-            mock.patch.object(looped_reduction, "FEW_ROWS", 0),
-            mock.patch.object(pointwise_rows, "FEW_ROWS", 0),
-        ):
+        with self.few_rows(**options):
             compiled = torch.compile(loss, fullgraph=True, dynamic=False)
             actual, codes = run_and_get_code(gradient, compiled, logits)
         self.assertEqual(len(codes), 2)

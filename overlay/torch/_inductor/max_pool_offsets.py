@@ -31,6 +31,7 @@ class WindowOffsets(NamedTuple):
     offsets: TensorBox
     kernel_size: Sequence[int]
     stride: Sequence[int]
+    padding: Sequence[int]
 
     def is_maximum(
         self,
@@ -66,7 +67,7 @@ def note_offsets(
 ) -> TensorBox:
     """``indices``, as computed from ``offsets``, with what a backward wants to know of them."""
     if len(kernel_size) == 2 and all(d == 1 for d in dilation):
-        noted = (WindowOffsets(offsets, kernel_size, stride), [*padding])
+        noted = WindowOffsets(offsets, kernel_size, stride, padding)
         indices.window_offsets = noted  # type: ignore[attr-defined]
     return indices
 
@@ -85,13 +86,9 @@ def window_offsets(
     None where they are not known, and where elements are not known to be in a window: these
     are told apart by the index alone.
     """
-    offsets, its_padding = getattr(indices, "window_offsets", (None, None))
-    if (
-        offsets is None
-        or [*offsets.kernel_size] != [*kernel_size]
-        or [*offsets.stride] != [*stride]
-        or its_padding != [*padding]
-    ):
+    offsets = getattr(indices, "window_offsets", None)
+    asked = (kernel_size, stride, padding)
+    if offsets is None or any([*a] != [*b] for a, b in zip(offsets[1:], asked)):
         return None
     sizevars = V.graph.sizevars
     pooled = indices.get_size()[-2:]

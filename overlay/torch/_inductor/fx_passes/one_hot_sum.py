@@ -11,7 +11,6 @@ left to reduce.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable
@@ -23,9 +22,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._ordered_set import OrderedSet
 
 from .. import config
-from ..fx_utils import get_fake_args_kwargs
 from ..pointwise_rows import is_worth_a_loop
 from ..runtime.hints import DeviceProperties
+from .inserted import insert_like
 
 
 aten = torch.ops.aten
@@ -41,8 +40,6 @@ POINTWISE: dict[Any, Callable[[list[bool]], bool]] = {
     aten.where.self: lambda zeros: zeros[2] and (zeros[0] or zeros[1]),
     prims.convert_element_type.default: operator.itemgetter(0),
 }
-# What describes the sum's own value, among its node's metadata.
-OF_VALUE = ("val", "tensor_meta", "eager_input_vals")
 
 
 def simplify_one_hot_sums(graph: Graph) -> int:
@@ -190,18 +187,10 @@ class _Rows:
         self.dim = dim
         background, _, _, self.hit = cast(tuple[Node, Any, Any, Any], one_hot.args)
         self.sizes, self.miss = cast(tuple[list[Any], Any], background.args)
-        self.fake_mode = (
-            torch._guards.detect_fake_mode(node.meta["val"]) or contextlib.nullcontext()
-        )
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A node like the sum, but for what it computes."""
-        made = self.node.graph.call_function(target, args, kwargs)
-        made.meta = {k: v for k, v in self.node.meta.items() if k not in OF_VALUE}
-        _, fake_args, fake_kwargs = get_fake_args_kwargs(made)
-        with self.fake_mode:
-            made.meta["val"] = target(*fake_args, **fake_kwargs)
-        return made
+        return insert_like(self.node, target, *args, **kwargs)
 
     def sum(self, source: Node) -> Node:
         """The sum of each row of ``source``; of halves, in single precision."""

@@ -10,14 +10,13 @@ matrix has room behind its rows (``inplace_constant_pad_nd``).
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable
 from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
 
-from ..fx_utils import get_fake_args_kwargs
+from .inserted import insert_like
 
 
 aten = torch.ops.aten
@@ -41,18 +40,17 @@ def share_padding(graph: Graph) -> int:
         if transposed:
             source, columns, rows = source.args[0], rows, columns
         key = (source, *columns, *rows, *(value or [0]))
-        if key in padded:
-            made = padded[key]
-        elif transposed:
-            with graph.inserting_before(node):
-                made = call(node, node.target, source, [*columns, *rows], *value)
-        else:
+        if key not in padded and not transposed:
             padded[key] = node
             continue
-        padded[key] = made
-        if transposed:
-            with graph.inserting_before(node):
-                made = call(node, aten.permute.default, made, [1, 0])
+        with graph.inserting_before(node):
+            if key not in padded:
+                padded[key] = insert_like(
+                    node, node.target, source, [*columns, *rows], *value
+                )
+            made = padded[key]
+            if transposed:
+                made = insert_like(node, aten.permute.default, made, [1, 0])
         node.replace_all_uses_with(made)
         graph.erase_node(node)
         replaced += 1
@@ -71,18 +69,6 @@ def is_transpose(node: Node) -> bool:
     if node.target is not aten.permute.default or not is_matrix(node):
         return False
     return [dim % 2 for dim in cast(list[int], node.args[1])] == [1, 0]
-
-
-def call(like: Node, target: Any, *args: Any) -> Node:
-    """A node that computes ``target``, with the metadata of ``like`` but for its value."""
-    made = like.graph.call_function(target, args)
-    of_value = ("val", "tensor_meta", "eager_input_vals")
-    made.meta = {k: v for k, v in like.meta.items() if k not in of_value}
-    _, fake_args, fake_kwargs = get_fake_args_kwargs(made)
-    mode = torch._guards.detect_fake_mode(like.meta["val"]) or contextlib.nullcontext()
-    with mode:
-        made.meta["val"] = target(*fake_args, **fake_kwargs)
-    return made
 
 
 def pads_products_alone(node: Node) -> bool:
