@@ -585,3 +585,14 @@ def test_rows_hold_no_machine_paths(bench):
     text = bench.out.read_text()
     assert str(bench.folder) not in text
     assert json.loads(text)["complete"]
+
+
+def test_a_worker_that_was_given_up_is_lost(tmp_path):
+    gpu = runner.Gpu("0", tmp_path / "lock")
+    contender = Contender("stock", "compile", (sys.executable,), {})
+    cores = frozenset({0})
+    seat = runner._Seat(contender, gpu, runner.Settings(), tmp_path, tmp_path, cores, 1)
+    for ask in (lambda: seat.send({"do": "measure"}), lambda: seat.receive(1.0)):
+        with pytest.raises(WorkerLost, match="was ended") as lost:
+            ask()
+        assert lost.value.kind == "crash"

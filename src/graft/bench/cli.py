@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from graft.bench import options
 from graft.errors import GraftError, UsageError
 from graft.processes import ended_by_sigterm
 
@@ -55,26 +56,11 @@ def bench() -> None:
     help="Groups (default, norms14, grid, suite...) or shapes (4096x8192), by commas.",
 )
 @click.option("--dtype", "dtypes", default="", help="bf16, fp16, fp32, by commas; all by default.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Result file. What is there already is not measured again.",
-)
-@click.option("--again", is_flag=True, help="Discard what --out holds and measure anew.")
-@click.option("--gpus", default="", help="Indices by commas; all that are visible by default.")
-@click.option(
-    "--jobs-per-gpu",
-    "jobs",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Points under way on a GPU: compiles overlap, what happens on the GPU never does.",
-)
-@click.option(
-    "--peers",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder of wheels of peers and of what they need.",
-)
+@options.out
+@options.again
+@options.gpus
+@options.jobs(1, "Points")
+@options.peers("peers and of what they")
 @click.option(
     "--autotune-peers", is_flag=True, help="Let Helion search, in place of its heuristic."
 )
@@ -90,13 +76,7 @@ def bench() -> None:
     "--serial", is_flag=True, help="Compile one after the other, for compile times that compare."
 )
 @click.option("--list", "list_only", is_flag=True, help="List the cases and their shapes.")
-@click.option(
-    "--prefix",
-    type=click.Path(path_type=Path),
-    default=None,
-    show_default="build/",
-    help="The patched tree.",
-)
+@options.prefix
 def run_command(
     cases: tuple[str, ...],
     against: str,
@@ -266,18 +246,8 @@ def tables(check: bool) -> None:
 @click.option("--list", "list_only", is_flag=True, help="The parts, their minutes, what is stale.")
 @click.option("--seconds", type=click.FloatRange(0), help="Stop then; the same command goes on.")
 @click.option("--again", is_flag=True, help="Measure anew what is of this stack, too.")
-@click.option(
-    "--peers",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder of wheels of peers and of what they need.",
-)
-@click.option(
-    "--prefix",
-    type=click.Path(path_type=Path),
-    default=None,
-    show_default="build/",
-    help="The patched tree.",
-)
+@options.peers("peers and of what they")
+@options.prefix
 def publish(
     names: tuple[str, ...],
     list_only: bool,

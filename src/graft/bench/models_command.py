@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from graft.bench import options
 from graft.errors import GraftError, UsageError
 
 # What is installed of the libraries, by a Python that need not be able to import them.
@@ -48,12 +49,8 @@ print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))
     help="Who runs; the first is what the others are compared with.",
 )
 @click.option("--set", "settings", multiple=True, metavar="[LABEL:]KNOB=VALUE", help="A knob.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Result file. What is there already is not measured again.",
-)
-@click.option("--again", is_flag=True, help="Discard what --out holds and measure anew.")
+@options.out
+@options.again
 @click.option(
     "--sources",
     type=click.Path(path_type=Path, file_okay=False),
@@ -62,20 +59,9 @@ print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))
 @click.option(
     "--seconds", type=float, help="Begin nothing that would not be done by then; resumable."
 )
-@click.option("--gpus", default="", help="Indices by commas; all that are visible by default.")
-@click.option(
-    "--jobs-per-gpu",
-    "jobs",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Models under way on a GPU: compiles overlap, what happens on the GPU never does.",
-)
-@click.option(
-    "--peers",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder of wheels of transformers, timm and what they need.",
-)
+@options.gpus
+@options.jobs(8, "Models")
+@options.peers("transformers, timm and what they")
 @click.option("--rounds", default=10, show_default=True, help="Turns of each contender.")
 @click.option("--samples", default=3, show_default=True, help="Timed steps in a turn.")
 @click.option("--timeout", default=420.0, show_default=True, help="Seconds until a worker hangs.")
@@ -84,13 +70,7 @@ print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))
     is_flag=True,
     help="Each side compiles and tunes all by itself, and rows say how long that took.",
 )
-@click.option(
-    "--prefix",
-    type=click.Path(path_type=Path),
-    default=None,
-    show_default="build/",
-    help="The patched tree.",
-)
+@options.prefix
 def models(
     names: tuple[str, ...],
     group: str | None,

@@ -200,23 +200,24 @@ class _Seat:
         self.about = {n: value for n, value in reply.items() if n not in ("ok", "held_s")}
         self._greeted = True
 
-    def send(self, message: Message) -> None:
-        remote = self._remote
-        if remote is None:  # given up, as at the end of --seconds
+    @property
+    def _live(self) -> Remote:
+        """Its worker. Raises WorkerLost when it was given up, as at the end of --seconds."""
+        if self._remote is None:
             raise WorkerLost("crash", "the worker was ended")
+        return self._remote
+
+    def send(self, message: Message) -> None:
         try:
-            remote.send(message)
+            self._live.send(message)
         except WorkerLost:
             self._remote = None
             raise
 
     def receive(self, timeout_s: float) -> Message:
         """The reply. A worker that is lost, or says that it cannot go on, is dropped."""
-        remote = self._remote
-        if remote is None:
-            raise WorkerLost("crash", "the worker was ended")
         try:
-            reply = remote.receive(timeout_s)
+            reply = self._live.receive(timeout_s)
         except WorkerLost:
             self._remote = None
             raise
