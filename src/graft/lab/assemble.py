@@ -94,8 +94,12 @@ def _describe(config: Any) -> str:
     return ", ".join(f"{key} {value}" for key, value in config.kwargs.items())
 
 
-def _failed(config: Any, error: Exception) -> Assembly:
-    message = (str(error).strip() or type(error).__name__).splitlines()[0]
+def _failed(config: Any, error: BaseException) -> Assembly:
+    while error.__cause__ is not None:  # Triton names the caller, and its cause what is wrong
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # an error of Triton's quotes the source between the place and the message
+    message = lines[-1 if lines[0].startswith("at ") else 0].strip()
     return Assembly(
         config=_describe(config),
         num_warps=config.num_warps,
@@ -105,7 +109,7 @@ def _failed(config: Any, error: Exception) -> Assembly:
         shared_memory_bytes=0,
         blocks_per_sm=0,
         occupancy=0.0,
-        error=message,
+        error=f"{type(error).__name__}: {message}",
     )
 
 
