@@ -77,8 +77,27 @@ def assemble(kernel: Kernel, device: Device) -> tuple[Assembly, ...]:
         tuner.compile_results = results
         tuner.configs = None
         tuner._dynamic_scale_rblock()
-    found += [_measured(result, device) for result in tuner.compile_results[tried:]]
-    return tuple(found)
+        found += [_measured(result, device) for result in tuner.compile_results[tried:]]
+        return _that_spill_less(tuner, found, device)
+
+
+def _that_spill_less(tuner: Any, found: list[Assembly], device: Device) -> tuple[Assembly, ...]:
+    """`found`, or half the rows where the only configuration spills and those spill less.
+
+    As the patched torch chooses when it loads a kernel, which is not done here.
+    """
+    try:
+        from torch._inductor.runtime.smaller_config import fewer_rows
+    except ImportError:  # a torch without it
+        return tuple(found)
+    results = tuner.compile_results
+    if len(results) != 1 or not found[-1].spill_bytes:
+        return tuple(found)
+    fewer = fewer_rows(results[0].config, tuner.inductor_meta)
+    if fewer is None:
+        return tuple(found)
+    smaller = _measured(tuner._precompile_config(fewer), device)
+    return (smaller,) if smaller.spill_bytes < found[-1].spill_bytes else tuple(found)
 
 
 def load(kernel: Kernel) -> Any:
