@@ -281,6 +281,15 @@ def answer(item: str) -> dict[str, Any]:
     return {"item": item, "seconds": round(time.perf_counter() - started, 3), **found}
 
 
+def _answer_in_fork(item: str) -> dict[str, Any]:
+    import torch
+
+    # Makes torch's pool of threads anew; autograd's threads, all at once, would trip over the one
+    # that the fork left behind.
+    torch.set_num_threads(1)
+    return answer(item)
+
+
 def error_text(error: BaseException) -> str:
     """What went wrong, in a line, of the cause where the compiler wraps it."""
     inner = getattr(error, "inner_exception", error)
@@ -352,7 +361,7 @@ def main(argv: Sequence[str]) -> int:
                     _warm_up()
                     warm = True
                 item = request["item"]
-                reply = {"item": item, **forked(functools.partial(answer, item))}
+                reply = {"item": item, **forked(functools.partial(_answer_in_fork, item))}
             print(json.dumps(reply).replace(caches, ""), file=answers, flush=True)
     return 0
 
