@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.errors import GraftError
+from graft.lab.codes import Section
 
 KEPT_SIDES = 24
 """Stacks whose codes are kept, the latest used."""
@@ -29,8 +30,6 @@ create table if not exists results (
 create table if not exists sides (side text primary key, used real not null);
 create table if not exists lists (key text primary key, items text not null);
 """
-
-Section = tuple[str, str, str]
 
 
 @dataclass(frozen=True)

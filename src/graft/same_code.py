@@ -30,16 +30,15 @@ from typing import Any
 
 from graft import caches, code_store, snapshots
 from graft.bases import Base
-from graft.code_store import Result, Section, Store
+from graft.code_store import Result, Store
 from graft.errors import GraftError, UsageError, nearest
 from graft.git import blob_id
+from graft.lab.codes import GROUPS, PARTS, Section
 from graft.pins import ROOT
 from graft.processes import kill_group
 from graft.snapshots import Snapshot
 from graft.stack import files_hash
 
-GROUPS = ("cases", "operators", "graphs")
-PARTS = ("wrapper", "kernel", "meta", "configs", "comments")
 GRAPHS = 1000
 KINDS = ("same", "different", "failed on both", "failed on one", "nothing to compile")
 
