@@ -188,8 +188,8 @@ def _items(store: Store, group: str, wanted: Wanted, python: str, tool: str) -> 
     if items is None:
         with _Worker(python, "H200") as worker:
             answer = worker.ask({"list": group, **request})
-        if answer is None:
-            raise GraftError(f"{python} cannot list the {group}: {worker.last_words()}")
+            if answer is None:
+                raise GraftError(f"{python} cannot list the {group}: {worker.last_words()}")
         items = answer["items"]
         store.keep_items(key, items)
     only = wanted.only
@@ -251,6 +251,7 @@ class _Worker:
         return answer
 
     def last_words(self) -> str:
+        self.process.wait()  # its output has ended
         self.errors.seek(0)
         lines = [line.strip() for line in self.errors.read().splitlines() if line.strip()]
         return lines[-1] if lines else "no word"
@@ -511,7 +512,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
     wanted = found.wanted
     return {
         "sides": [{"what": side.what, "stack": side.hash} for side in found.sides],
-        "pin": found.sides[0].pin,
+        "pin": found.sides[0].pin.name,
         "gpus": list(wanted.gpus),
         "seed": wanted.seed,
         "graphs": wanted.graphs,

@@ -24,7 +24,7 @@ from graft import stack as stacks
 from graft.bases import Base
 from graft.errors import GraftError, UsageError
 from graft.git import NULL_BLOB, blob_id, git
-from graft.pins import ROOT
+from graft.pins import ROOT, Pin
 from graft.stack import Stack, files_hash
 from graft.tree import Tree
 
@@ -38,7 +38,7 @@ class Snapshot:
     removed), `contents` to its bytes. `what` says where they come from."""
 
     what: str
-    pin: str
+    pin: Pin
     files: Mapping[str, str]
     contents: Mapping[str, bytes]
 
@@ -79,7 +79,7 @@ def _at_commit(name: str, base: Base, pin: str, root: Path) -> Snapshot:
         series = stacks.load(pins.load(pin, Path(aside)), Path(aside))
         contents = _applied(series, base)
     what = f"{name} ({commit[:12]}), {len(series.patches)} patches"
-    return Snapshot(what, pin, dict(series.tree_files), contents)
+    return Snapshot(what, series.pin, dict(series.tree_files), contents)
 
 
 def _applied(series: Stack, base: Base) -> dict[str, bytes]:
@@ -106,12 +106,12 @@ def _in_checkout(folder: Path, base: Base, pin: str, prefix: Path, name: str) ->
                 + "; ".join(differing[:5]),
                 "graft refresh there, or undo one of the two",
             )
-        return _in_edit(edit, base, pin, name)
+        return _in_edit(edit, series.pin, name)
     files, contents = dict(series.tree_files), _applied(series, base)
     kept = pin == pins.DEFAULT_PIN  # whose copies overlay/ has
     changed = _in_place(folder, series, files, contents) if kept else []
     said = f", with {', '.join(changed)} as in overlay/" if changed else ""
-    return Snapshot(f"{name}, {len(series.patches)} patches{said}", pin, files, contents)
+    return Snapshot(f"{name}, {len(series.patches)} patches{said}", series.pin, files, contents)
 
 
 def _in_place(
@@ -138,12 +138,12 @@ def _followed(prefix: Path) -> Path | None:
     return workbench.followed(tree.load(prefix))
 
 
-def _in_edit(edit: Path, base: Base, pin: str, name: str) -> Snapshot:
+def _in_edit(edit: Path, pin: Pin, name: str) -> Snapshot:
     opened = workbench.load(edit.parents[1])
     if opened is None or opened.path.resolve() != edit.resolve():
         raise GraftError(f"{name} follows {edit}, which is no edit", "./build.sh there")
-    if opened.state.pin != pin:
-        raise UsageError(f"the edit of {name} is of {opened.state.pin}, expected {pin}")
+    if opened.state.pin != pin.name:
+        raise UsageError(f"the edit of {name} is of {opened.state.pin}, expected {pin.name}")
     if opened.under_way:
         raise GraftError(f"{edit} is in the middle of a {opened.under_way}", "finish it first")
     pristine = {
@@ -173,7 +173,7 @@ def build(snapshot: Snapshot, base: Base, root: Path = ROOT) -> Tree:
     """A tree of the snapshot, made once, in .graft/ of this repository."""
     prefix = folder(root) / "trees" / snapshot.hash[:16]
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    pin = pins.load(snapshot.pin, root)
+    pin = snapshot.pin
     with tree.locked(prefix):
         if (prefix / tree.MANIFEST).is_file():
             there = tree.load(prefix)

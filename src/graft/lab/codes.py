@@ -98,7 +98,7 @@ def code(item: str) -> list[Section]:
     group, _, name = item.partition("/")
     compiled: list[compile.Compiled] = []
     capture = {"cases": _case, "operators": _operator, "graphs": _graph}[group]
-    capture(name, compile.into(compiled))
+    capture(name, compile.into(compiled, refusals=False))
     if not compiled:
         raise NoGraphError("it has no graph")
     found: list[Section] = []
@@ -394,7 +394,7 @@ def _warm_up() -> None:
 
     for item in WARM_UP:
         answer(item)
-    capture.trace_function(train, inputs, compile.into([]))
+    capture.trace_function(train, inputs, compile.into([], refusals=False))
     torch._dynamo.reset()
     gc.collect()
     gc.freeze()  # so that a fork's collector leaves the pages of this process alone
