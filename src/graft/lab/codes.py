@@ -71,7 +71,8 @@ class NoGraphError(Exception):
 def listed(
     group: str, *, dtypes: Sequence[str] = ("bf16",), seed: int = 1, graphs: int = 1000
 ) -> list[str]:
-    """The items of a group. `dtypes` are for the cases, `seed` and `graphs` for the graphs."""
+    """The items of a group. `dtypes` are for the cases (one that has none of them: its first),
+    `seed` and `graphs` for the graphs."""
     if group == "graphs":
         return [f"graphs/{seed}/{index}" for index in range(graphs)]
     if group == "operators":
@@ -83,8 +84,7 @@ def listed(
     return [
         f"cases/{case.name}/{dtype}"
         for case in cases.load_all().values()
-        for dtype in dtypes
-        if dtype in case.dtypes
+        for dtype in [each for each in dtypes if each in case.dtypes] or case.dtypes[:1]
     ]
 
 
