@@ -617,5 +617,83 @@ def explain(
     )
 
 
+@graft.command("same-code")
+@prefix_option
+@click.argument("a")
+@click.argument("b")
+@click.option("--group", "groups", multiple=True, help="cases, operators or graphs (default: all).")
+@click.option("--gpu", "gpus", multiple=True, help="A100, H100, H200 or B200 (default: all).")
+@click.option("--cases", "only", multiple=True, help="Only what has this in its name.")
+@click.option("--dtype", "dtypes", multiple=True, help="Of the cases (default: bf16).")
+@click.option("--graphs", type=int, default=1000, show_default=True, help="Generated graphs.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the generated graphs.")
+@click.option("--limit", type=int, help="At most so many of each group.")
+@click.option("--without", multiple=True, help="Parts that do not count: meta, comments, …")
+@click.option("--workers", type=int, help="Processes at a time (default: one a core).")
+@click.option("--seconds", type=float, help="End after so long; the same command goes on.")
+@click.option("--anew", is_flag=True, help="Forget what earlier runs captured of A and B.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder for the differences (default: .graft/same-code/differences).",
+)
+@click.option("--json", "file", type=OutputFile(), help="Write the result here.")
+def same_code(
+    prefix: Path,
+    a: str,
+    b: str,
+    groups: tuple[str, ...],
+    gpus: tuple[str, ...],
+    only: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    graphs: int,
+    seed: int,
+    limit: int | None,
+    without: tuple[str, ...],
+    workers: int | None,
+    seconds: float | None,
+    anew: bool,
+    out: Path | None,
+    file: Path | None,
+) -> None:
+    """Say whether stacks A and B generate the same code, to the letter, for described GPUs.
+
+    A and B are commits of this repository, or folders: `.` is this checkout as it stands, with its
+    edit or what was changed in overlay/. What is captured of a stack is kept for the next run.
+    """
+    from rich.console import Console
+
+    from graft import same_code as comparing
+    from graft import same_code_command
+    from graft.lab import devices
+
+    wanted = comparing.Wanted(
+        groups=groups or comparing.GROUPS,
+        gpus=tuple(devices.find(gpu).key for gpu in gpus) or tuple(devices.DEVICES),
+        only=only,
+        dtypes=dtypes or ("bf16",),
+        seed=seed,
+        graphs=graphs,
+        limit=limit,
+        without=frozenset(without),
+    )
+    wanted.check()
+    console = Console()
+    with console.status("") as status:
+        same_code_command.same_code_of(
+            a,
+            b,
+            prefix,
+            wanted,
+            workers=workers,
+            seconds=seconds,
+            anew=anew,
+            out=out,
+            file=file,
+            console=console,
+            say=_progress(console, status),
+        )
+
+
 if __name__ == "__main__":
     main()

@@ -154,6 +154,32 @@ def _copy_graph(source: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def _trace(case: Case, shape: Shape, dtype: torch.dtype, inner: Compiler, dynamic: bool) -> None:
+    # Outside the fake mode, where converting a module's dtype still works; meta tensors are free.
+    model = case.model(torch.device("meta")) if case.model else None
+
+    def inputs() -> tuple[Any, ...]:
+        made = case.inputs(shape, dtype, _GPU)
+        _mark(made, dynamic)
+        if model is None:
+            return made
+        _describe_module(model, _GPU)
+        return (model, *made)
+
+    trace_function(case.fn, inputs, inner, dynamic=dynamic)
+
+
+def trace_function(
+    fn: Callable[..., Any],
+    inputs: Callable[[], Sequence[Any]],
+    inner: Compiler,
+    *,
+    dynamic: bool = False,
+) -> None:
+    """Give each graph of `fn` to `inner` as Inductor compiles it. Needs `fakegpu.install` first.
+
+    `inputs` makes the arguments, fake tensors on the described GPU; it is called in a fake mode.
+    Where `dynamic`, sizes that it marked are symbolic.
+    """
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -164,15 +190,9 @@ def _trace(case: Case, shape: Shape, dtype: torch.dtype, inner: Compiler, dynami
         return module.forward
 
     torch._dynamo.reset()
-    # Outside the fake mode, where converting a module's dtype still works; meta tensors are free.
-    model = case.model(torch.device("meta")) if case.model else None
     with tracing(), FakeTensorMode(shape_env=ShapeEnv()):
-        inputs = case.inputs(shape, dtype, _GPU)
-        _mark(inputs, dynamic)
-        if model is not None:
-            _describe_module(model, _GPU)
-            inputs = (model, *inputs)
-        torch.compile(case.fn, backend=backend, dynamic=None if dynamic else False)(*inputs)
+        compiled = torch.compile(fn, backend=backend, dynamic=None if dynamic else False)
+        compiled(*inputs())
 
 
 def _mark(inputs: Sequence[Any], dynamic: bool) -> None:

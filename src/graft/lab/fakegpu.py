@@ -10,6 +10,8 @@ cached for the life of the process.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +63,7 @@ def install(device: Device) -> None:
     _describe_to_autograd()
     attention.describe(device)
     _fold_constants_on_the_host()
+    _keep_constants_on_the_host()
     _pad_without_a_benchmark()
     _convolve_by_cudnn()
     _describe_to_triton(device)
@@ -197,6 +200,20 @@ def _fold_constants_on_the_host() -> None:
                 return super().run()
 
     joint_graph.UniformValueConstantFolder = HostConstantFolder  # type: ignore[misc]
+
+
+def _keep_constants_on_the_host() -> None:
+    """What a trace knows of constants, one-element tensors, it computes with real ones."""
+    from torch.fx.experimental import proxy_tensor
+
+    without_fakes = proxy_tensor.unset_fake_temporarily
+
+    @contextlib.contextmanager
+    def without_fakes_on_the_host() -> Iterator[Any]:
+        with without_fakes() as mode, _OnHost():
+            yield mode
+
+    proxy_tensor.unset_fake_temporarily = without_fakes_on_the_host  # type: ignore[assignment]
 
 
 def _pad_without_a_benchmark() -> None:

@@ -218,6 +218,33 @@ def check(machine: Machine, case: Case) -> Outcome:
     return dataclasses.replace(worst, mix_order=mix_order)
 
 
+def described(case: Case) -> tuple[Callable[..., dict[str, Any]], _Call]:
+    """The case's function, and its call on fake CPU tensors: `check` without any numbers.
+
+    Raises what PyTorch raises where it refuses the case, and ValueError where there is nothing to
+    sum.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    op = operators()[case.operator]
+    sample = [*itertools.islice(_samples(op, case.dtype), case.index + 1)][case.index]
+    call = _Call([sample.input, list(sample.args), dict(sample.kwargs)], [])
+    function = _alone(op.op) if case.form == "alone" else _with_sums(op.op)
+    mode = FakeTensorMode()
+    call = call.mapped(lambda x: mode.from_tensor(x.detach()).requires_grad_(x.requires_grad))
+    with mode:
+        if case.form == "large":
+            call = _enlarged(case, function, call, LARGE)
+        elif case.form == "sums":
+            call = _enlarged(case, function, call)
+        if case.form != "alone":
+            call = _with_zeros(call)
+        eager = _run(function, call)
+    if case.form != "alone" and not call.zeros and not any(x.dim() for x in eager.values()):
+        raise ValueError("there is nothing to sum")
+    return function, call
+
+
 def _double(x: Any) -> Any:
     return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
 
