@@ -18,7 +18,7 @@ from torch._inductor.issue_slots import (
     SLOTS,
 )
 from torch._inductor.mix_order_producer_sum_cost import (
-    FUNCTION_BYTES,
+    FUNCTION_SLOT_BYTES,
     is_across,
     ISSUING_WARPS,
     L2_BYTE,
@@ -863,8 +863,8 @@ class ModelTest(TestCase):
                 after=dataclasses.replace(after, columns=3072, rnumel=4096),
             )
             self.assertIsNone(self.why_not(cost))
-            slow = 24576 * 4096 * FUNCTION_BYTES["erf"]
-            cost = dataclasses.replace(cost, compute_bytes=slow)
+            slow = 24576 * 4096 * 28 * FUNCTION_SLOT_BYTES
+            cost = dataclasses.replace(cost, compute_bytes=int(slow))
             self.assertEqual(self.why_not(cost) is None, pays)
             self.assertIsNone(
                 self.why_not(dataclasses.replace(cost, before=cost.after))
@@ -914,6 +914,7 @@ class ModelTest(TestCase):
         self.assertNotIn(70, L2_MIB)
 
 
+@instantiate_parametrized_tests
 class SlotsTest(TestBase):
     """How many issue slots an element of a producer takes."""
 
@@ -945,6 +946,63 @@ class SlotsTest(TestBase):
         self.assertEqual(self.of(lambda x: -x), 1)
         self.assertEqual(self.of(torch.erf), SLOTS["erf"])
         self.assertEqual(self.of(lambda x: torch.where(x > 0, x, -x)), 2 + 2 + 1)
+
+    def test_one_price(self):
+        """What functions are said to delay goes by their slots."""
+
+        def of(f, name):
+            found = []
+
+            class Recording(InductorChoices):
+                def why_not_producer_sum(self, cost, device):
+                    found.append(cost.compute_bytes / (cost.rows * cost.columns))
+                    return "only asked"
+
+            def producer(x):
+                y = f(x) + 1
+                return y, y.sum(0)
+
+            with V.set_choices_handler(Recording()):
+                self.generate(producer, self.rows(), split_reductions=True)
+            expect = SLOTS[name] * FUNCTION_SLOT_BYTES
+            self.assertAlmostEqual(found[0], expect, places=4)
+
+        of(torch.erf, "erf")
+        of(torch.tanh, "tanh")
+
+    def test_functions_without_branches(self):
+        """What they are said to take is not what functions with branches take."""
+        slots = [SLOTS[name] for name in ("erf", "tanh", "sigmoid")]
+        self.assertEqual(slots, [18, 15, 5])
+
+    @parametrize(
+        "approximate, columns, pays",
+        (
+            ("tanh", 3072, True),
+            ("tanh", 4096, True),
+            ("none", 4096, True),
+            ("none", 3072, False),
+        ),
+    )
+    def test_sums_behind_a_gelu(self, approximate, columns, pays):
+        """In half types a backward that computes its padding too may lose by its sum."""
+        found = []
+
+        class Recording(InductorChoices):
+            def why_not_producer_sum(self, cost, device):
+                h200 = device._replace(multi_processor_count=132, cc=90)
+                found.append(why_not_producer_sum(cost, h200))
+                return "only asked"
+
+        def f(grad, x):
+            dx = torch.ops.aten.gelu_backward(grad, x, approximate=approximate)
+            return dx, dx.sum(0)
+
+        shape = 24576, columns
+        args = (torch.empty(shape, dtype=torch.bfloat16, device=GPU_TYPE) for _ in "gx")
+        with V.set_choices_handler(Recording()):
+            self.generate(f, *args, split_reductions=True)
+        self.assertEqual([reason is None for reason in found], [pays], found)
 
     def test_what_is_computed_twice(self):
         self.assertEqual(self.of(lambda x: x.tanh() * x.tanh()), SLOTS["tanh"] + 1)

@@ -23,6 +23,8 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .loop_body import LoopBody, LoopBodyBlock
 
 
@@ -34,9 +36,10 @@ SLOTS = {
     "log": 25,
     "log1p": 29,
     "log2": 27,
-    "sigmoid": 11,
-    "tanh": 24,
-    "erf": 28,
+    # as in runtime/sigmoidal.py
+    "sigmoid": 5,
+    "tanh": 15,
+    "erf": 18,
     "erfc": 47,
     "erfinv": 41,
     "lgamma": 211,
@@ -82,6 +85,13 @@ def issue_slots(body: LoopBody, columns: sympy.Expr) -> tuple[int, OrderedSet[st
     return counter.slots(body.root_block), counter.gathered
 
 
+def slots_of(body: LoopBody, columns: sympy.Expr, names: Sequence[str]) -> int:
+    """Issue slots of an element of ``body`` in operations of ``names``, each value once."""
+    counter = _Counter(body, columns)
+    counter.slots(body.root_block)
+    return sum(op_slots(name) for name in counter.computed if name in names)
+
+
 class _Counter:
     """Counts once what is computed twice; columns differ in the symbols of ``elements``."""
 
@@ -94,6 +104,7 @@ class _Counter:
                 self.elements.add(var)
         self.indirect = {str(symbol): symbol for symbol in body.indirect_vars}
         self.known: dict[tuple[Any, ...], str] = {}
+        self.computed: list[str] = []
         # names of what has a value of its own for each element, and of what was loaded or
         # made of that
         self.wide: OrderedSet[str] = OrderedSet()
@@ -138,6 +149,7 @@ class _Counter:
             if is_new and expr is not None:
                 total += self.arithmetic_slots(expr)
             elif is_new:
+                self.computed.append(name)
                 by_one_for_all = name == "truediv" and args[2] not in self.wide
                 total += 1 if by_one_for_all else op_slots(name)
         return total

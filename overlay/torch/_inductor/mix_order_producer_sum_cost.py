@@ -12,7 +12,7 @@ import sympy
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
-from .issue_slots import issue_slots
+from .issue_slots import issue_slots, slots_of
 from .mix_order_accesses import domain, whole_accesses
 from .mix_order_row_split import COLUMNS_PER_WARP, row_cost, row_split, splits_rows
 from .runtime.runtime_utils import ceildiv, next_power_of_2
@@ -43,9 +43,12 @@ LAUNCH_BYTES = 8 * 2**20
 # Of what a kernel moves: pointwise kernels and row reductions are within 8 % of copy
 # bandwidth on an H200, mix-order kernels within 15 %.
 MIX_ORDER_LOSS = 0.07
-# Bytes of memory traffic in the time that a mix-order kernel takes to compute a function
-# of an element, with what is around it in the backward of a GELU, on an H200.
-FUNCTION_BYTES = {"erf": 10, "tanh": 9}
+# Functions with which a mix-order kernel computes for longer than it issues, and bytes of
+# memory traffic in the time of an issue slot of one, with what is around it: libdevice's erf
+# and tanh, of 28 and 24 slots, take as long as 10 and 9 bytes in the backward of a GELU on an
+# H200.
+FUNCTIONS = ("erf", "tanh")
+FUNCTION_SLOT_BYTES = 0.36
 # Issue slots of an element in the time of a byte of memory traffic, of an H200: 132 SMs of
 # 4 schedulers, for 32 lanes each, at 1.98 GHz, and 4.2 TB/s.
 SLOTS_PER_BYTE = 8
@@ -149,7 +152,7 @@ class ProducerSum:
             launches_saved=1
             + MixOrderReduction.is_split_reduction(consumer)
             - (node2 is None),
-            compute_bytes=rows * rblock * function_bytes(node1),
+            compute_bytes=int(rows * rblock * function_bytes(node1, rnumel)),
             slots=sum(slots for slots, _ in counted),
             bytes_gathered=rows
             * columns
@@ -180,13 +183,11 @@ def is_across(dep: MemoryDep) -> bool:
     return 1 in strides[:-1] and strides[-1] != 1
 
 
-def function_bytes(node: BaseSchedulerNode) -> int:
-    """`FUNCTION_BYTES` of what ``node`` computes of an element."""
-    return sum(
-        FUNCTION_BYTES.get(name, 0) * count
-        for snode in node.get_nodes()
-        for name, count in snode._body.op_counts.items()  # type: ignore[attr-defined]
-    )
+def function_bytes(node: BaseSchedulerNode, columns: sympy.Expr) -> float:
+    """What would be moved while ``node`` computes the `FUNCTIONS` of an element."""
+    bodies = (snode._body for snode in node.get_nodes())  # type: ignore[attr-defined]
+    slots = sum(slots_of(body, columns, FUNCTIONS) for body in bodies)
+    return slots * FUNCTION_SLOT_BYTES
 
 
 def slower_by(cost: ProducerSum, split: RowSplit, moved: int) -> float:
