@@ -3,7 +3,7 @@ r"""Backwards of norms with much fused into them: fused, not fused, and as the s
     build/bin/python bench/spilled_norms.py OUT --seed 2001 --count 90
     build/bin/python bench/spilled_norms.py OUT --again bench/results/spilled_pairs.jsonl.gz
 
-The programs are the first `count` that `graft.lab.pressure_programs` draws with a seed, of fewer
+The programs are the first `count` that `graft.devtools.pressure_programs` draws with a seed, of fewer
 rows, or those of an earlier OUT. OUT gets a line for each program and contender: microseconds
 (CUDA graph, L2 flushed, the median of three turns' medians of 9), spilled bytes, registers and
 warps of its mix-order kernels, what was decided, and how far the norms of its outputs are from
@@ -65,7 +65,7 @@ Numbered = tuple[int, int, Any]  # the seed, which of those drawn with it, the p
 
 def drawn(seed: int, count: int) -> list[Numbered]:
     """Drawn with up to 4 outputs more than otherwise, of as few rows as fill a GPU."""
-    from graft.lab import pressure_programs
+    from graft.devtools import pressure_programs
 
     def fewer_rows(each: Any) -> Any:
         rows = 4096 if each.columns > 6000 else 8192 if each.columns > 2048 else 16384
@@ -77,8 +77,8 @@ def drawn(seed: int, count: int) -> list[Numbered]:
 
 def measured(path: Path) -> list[Numbered]:
     """Those of an earlier OUT, compressed or not, each once."""
-    from graft.lab.pressure import read
-    from graft.lab.pressure_programs import Program
+    from graft.devtools.pressure import read
+    from graft.devtools.pressure_programs import Program
 
     found = {(line["seed"], line["number"]): line["program"] for line in read(path)}
     return [(*which, Program.from_json(fields)) for which, fields in found.items()]

@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from graft import bases, caches, compiled, machine, pins, requirements, source, stack, suite, tree
-from graft.bases import Base
+from graft import machine, stack
 from graft.errors import GraftError, UsageError
-from graft.pins import ROOT, Pin
+from graft.places import ROOT
+from graft.stack import pins
+from graft.stack.pins import Pin
+from graft.stack.trees import bases, caches, compiled, requirements, source, tree
+from graft.stack.trees.bases import Base
+from graft.testing import suite
 
 VENV = ROOT / ".venv"
 STAMP = "graft-venv.json"
@@ -274,7 +278,7 @@ def run_tests(prefix: Path, args: Sequence[str]) -> int:
             next="./build.sh ... --wheels DIR with their wheels, then ./build.sh test",
         )
     else:
-        command = [python, "-P", str(ROOT / "src/graft/suite.py"), *_suite_args(args)]
+        command = [python, "-P", str(ROOT / "src/graft/testing/suite.py"), *_suite_args(args)]
         say(f"note: the base has no tox; running {' '.join(command[1:])}")
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from graft.bases import Base
+from graft.stack.trees.bases import Base
 
 
 def has_cuda_driver() -> bool:

@@ -9,11 +9,12 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from graft import bases, pins, refresh, stack, tree, workbench
-from graft.git import ENV, blob_id
-from graft.pins import Pin
-from graft.stack import Stack
-from graft.tree import Tree
+from graft import stack
+from graft.stack import Stack, pins, refresh, workbench
+from graft.stack.git import ENV, blob_id
+from graft.stack.pins import Pin
+from graft.stack.trees import bases, tree
+from graft.stack.trees.tree import Tree
 
 FILES = {
     "torch/__init__.py": "from torch.version import __version__\n",

@@ -9,9 +9,9 @@ import click.testing
 import pytest
 from rich.console import Console
 
-from graft import explain, explain_command, explain_screen
-from graft.cli import graft
+from graft.cli import explain_command, graft
 from graft.errors import GraftError, UsageError
+from graft.lab import explain, explain_screen
 from graft.lab.worker import Request
 
 # --- answers as a worker gives them --------------------------------------------------------------

@@ -18,15 +18,15 @@ from click.testing import CliRunner
 from hosted import CAP, SPLIT, TILES, commit_all, configure, make_checkout, wheel_checkout
 from tinytorch import CONFIG, SCHEDULER, Commit, make_root, snapshot, write_files
 
-from graft import checkout as checkouts
-from graft import export, export_command, pins, stack
-from graft.cli import graft
+from graft import stack
+from graft.cli import export_command, graft
 from graft.errors import GraftError, UsageError
-from graft.export import NOT_TRIED
-from graft.git import git
-from graft.pins import ROOT
-from graft.places import CLEAN, CONFLICT, MOVED, THERE
-from graft.stack import Stack
+from graft.places import ROOT
+from graft.stack import Stack, export, pins
+from graft.stack import checkout as checkouts
+from graft.stack.conflicts import CLEAN, CONFLICT, MOVED, THERE
+from graft.stack.export import NOT_TRIED
+from graft.stack.git import git
 
 
 class Place:

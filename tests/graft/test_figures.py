@@ -10,8 +10,10 @@ import pytest
 import standin
 from standin import Project
 
-from graft import bases, figures, pins, stack
+from graft import stack
 from graft.errors import GraftError
+from graft.stack import figures, pins
+from graft.stack.trees import bases
 
 RESULT = pins.ROOT / "bench" / "results" / "h200_norms14.json"
 SPEC = "bench/results/norms.json case=rms_norm_backward view=cases"

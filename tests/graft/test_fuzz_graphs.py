@@ -18,10 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft import pins
-from graft.git import blob_id
-from graft.lab import fuzz
-from graft.lab.programs import Input, Program, Step, from_dict, generate, prune, smaller
+from graft.devtools import fuzz
+from graft.devtools.programs import Input, Program, Step, from_dict, generate, prune, smaller
+from graft.stack import pins
+from graft.stack.git import blob_id
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -230,7 +230,7 @@ def test_generated_graphs_in_the_lab(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     run = subprocess.run(
         [
-            sys.executable, "-m", "graft.lab.fuzz", "--device", "lab", "--seed", "2026",
+            sys.executable, "-m", "graft.devtools.fuzz", "--device", "lab", "--seed", "2026",
             "--graphs", "24", "--workers", "2", "--shrink", "0", "--out", str(out),
         ],
         capture_output=True,

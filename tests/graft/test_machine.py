@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graft import machine
-from graft.bases import Base
+from graft.stack.trees.bases import Base
 
 BASE = Base(
     python=Path("/p"),

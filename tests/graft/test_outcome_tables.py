@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from graft import outcome_tables, pins
 from graft.bench import tables
 from graft.errors import GraftError
+from graft.stack import pins
+from graft.upstream import outcome_tables
 
 DATA = {
     "files": {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from graft import testrun
 from graft.errors import GraftError
+from graft.testing import testrun
 
 PYTHON = [sys.executable]
 TESTS = """

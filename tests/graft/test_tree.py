@@ -29,10 +29,11 @@ from tinytorch import (
     snapshot,
 )
 
-from graft import bases, caches, pins, stack, tree
+from graft import stack
 from graft.errors import GraftError, UsageError
-from graft.git import NULL_BLOB, blob_id
-from graft.stack import Patch, Stack
+from graft.stack import Patch, Stack, pins
+from graft.stack.git import NULL_BLOB, blob_id
+from graft.stack.trees import bases, caches, tree
 
 
 @pytest.fixture
@@ -540,7 +541,7 @@ def test_a_base_that_differs_makes_no_tree(bench: Bench) -> None:
 
 
 def test_no_git(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graft import git
+    from graft.stack import git
 
     monkeypatch.setitem(git.ENV, "PATH", "/nowhere")
     with pytest.raises(GraftError, match="there is no git") as caught:

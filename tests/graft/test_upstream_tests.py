@@ -16,10 +16,13 @@ import standin
 from rich.console import Console
 from standin import Project
 
-from graft import bases, comparison, gone_names, testrun, teststate, upstream_files, upstream_tests
-from graft.comparison import Comparison, Row
 from graft.errors import GraftError, UsageError
-from graft.testrun import Result
+from graft.stack.trees import bases
+from graft.testing import testrun
+from graft.testing.testrun import Result
+from graft.upstream import comparison, gone_names, sources, teststate
+from graft.upstream import tests as upstream_tests
+from graft.upstream.comparison import Comparison, Row
 
 COMPARED = """\
 import expecttest, unittest
@@ -40,7 +43,7 @@ class TestBoth(unittest.TestCase):
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(upstream_files, "REMOTE", "file:///nowhere")
+    monkeypatch.setattr(sources, "REMOTE", "file:///nowhere")
 
     monkeypatch.setattr(upstream_tests, "DEFAULT_FILES", ("test_mix_order_reduction.py",))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -134,18 +137,18 @@ def test_a_file_by_itself(project: Project, tmp_path: Path) -> None:
 
 
 def test_a_sparse_fetch_is_kept(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_files, "REMOTE", f"file://{project.checkout}")
+    monkeypatch.setattr(sources, "REMOTE", f"file://{project.checkout}")
     said: list[str] = []
     found = compare(project, keyword="test_same", say=said.append)
     assert outcomes(found) == [("test_same", "passed", "passed")]
     assert said[0].startswith("fetching test/inductor of")
-    kept = upstream_files.cache_folder(project.pin)
+    kept = sources.cache_folder(project.pin)
     assert (kept / "test/inductor/neighbour.py").exists()
     assert not (kept / "test/large").exists()
     assert not (kept / "torch").exists()
     have = standin.run_git(kept, "rev-list", "--objects", "--missing=print", "HEAD")
     assert "\n?" in have  # blobs outside the folder stayed where they were
-    monkeypatch.setattr(upstream_files, "REMOTE", "file:///nowhere")
+    monkeypatch.setattr(sources, "REMOTE", "file:///nowhere")
     said.clear()
     compare(project, keyword="test_same", say=said.append)
     assert not [line for line in said if "fetching" in line]
@@ -154,8 +157,8 @@ def test_a_sparse_fetch_is_kept(project: Project, monkeypatch: pytest.MonkeyPatc
 def test_an_interrupted_fetch_is_taken_up_again(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_files, "REMOTE", f"file://{project.checkout}")
-    kept = upstream_files.cache_folder(project.pin)
+    monkeypatch.setattr(sources, "REMOTE", f"file://{project.checkout}")
+    kept = sources.cache_folder(project.pin)
     kept.mkdir(parents=True)
     standin.run_git(kept, "init", "-q")
     found = compare(project, keyword="test_same")
@@ -425,7 +428,7 @@ def test_processes_are_spread_over_gpus(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr("graft.testpool.Pool.chunk", (1, 1))
+    monkeypatch.setattr("graft.upstream.testpool.Pool.chunk", (1, 1))
     tests = "".join(
         f"def test_{n}():\n    import time; time.sleep(0.5)\n"
         "    assert 0, os.environ['CUDA_VISIBLE_DEVICES']\n\n"
@@ -616,7 +619,9 @@ def test_a_wrong_line_is_refused(
 
 
 def test_the_repository_s_own_differences_can_be_read() -> None:
-    from graft import differences, pins, stack
+    from graft import stack
+    from graft.stack import pins
+    from graft.upstream import differences
 
     differences.load(stack.load(pins.load()))
 

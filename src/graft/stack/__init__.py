@@ -1,0 +1,41 @@
+"""The stack: its series of patches, the trees made from it, and the ways to change and send it."""
+
+from graft.stack.series import (
+    COPIES,
+    FileChange,
+    Hunk,
+    Patch,
+    Stack,
+    Status,
+    check_copies,
+    copies,
+    copy_path,
+    differing_copies,
+    files_hash,
+    load,
+    misread_line,
+    read_line,
+    release_numbers,
+    series_file,
+    write_line,
+)
+
+__all__ = [
+    "COPIES",
+    "FileChange",
+    "Hunk",
+    "Patch",
+    "Stack",
+    "Status",
+    "check_copies",
+    "copies",
+    "copy_path",
+    "differing_copies",
+    "files_hash",
+    "load",
+    "misread_line",
+    "read_line",
+    "release_numbers",
+    "series_file",
+    "write_line",
+]
