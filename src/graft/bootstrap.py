@@ -111,7 +111,7 @@ def build(options: argparse.Namespace) -> int:
     made = tree.build(base, series, options.prefix, options.wheels)
     tree.verify(made, series)
     say(f"tree   {made.prefix}: made and verified in {time.monotonic() - began:.1f} s")
-    for note in machine.notes(base):
+    for note in machine.notes(base.cuda):
         say(f"note: {note}")
     say(f"run    {_short(made.python)} train.py   (stock: {_short(base.python)})")
     return 0 if options.no_explain else explain(made)

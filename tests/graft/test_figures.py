@@ -11,8 +11,9 @@ import standin
 from standin import Project
 
 from graft import stack
+from graft.bench import figures
 from graft.errors import GraftError
-from graft.stack import figures, pins
+from graft.stack import pins
 from graft.stack.trees import bases
 
 RESULT = pins.ROOT / "bench" / "results" / "h200_norms14.json"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from graft.cases import Case, Shape
+from graft.cases.case import Case, Shape
 from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 

@@ -15,6 +15,7 @@ import click
 
 from graft.cli import options
 from graft.cli.bench_command import bench
+from graft.cli.models_command import models
 from graft.errors import GraftError, UsageError
 
 _OF_A_DISK = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM}
@@ -82,7 +83,7 @@ def status(prefix: Path) -> None:
     for line in found:
         click.echo(f"  {line}")
     click.echo(f"caches  {there.cache_dir}")
-    for note in machine.notes(there.base):
+    for note in machine.notes(there.base.cuda):
         click.echo(f"note: {note}")
 
 
@@ -195,6 +196,7 @@ def pack(prefix: Path, output: Path | None) -> None:
 
 # --- measuring -----------------------------------------------------------------------------------
 
+bench.add_command(models)
 graft.add_command(bench)
 
 
@@ -244,10 +246,11 @@ def edit(
 @options.pin
 def refresh(prefix: Path, pin_name: str | None) -> None:
     """Write the patch files from the edit, or from overlay/ and tests/inductor/."""
+    from graft.bench import figures
     from graft.stack import refresh as writer
     from graft.stack.trees import tree
 
-    done = writer.refresh(prefix, pin=pin_name or tree.load(prefix).pin)
+    done = writer.refresh(prefix, figures, pin=pin_name or tree.load(prefix).pin)
     for path in done.written:
         click.echo(f"wrote   {path}")
     for path in done.removed:

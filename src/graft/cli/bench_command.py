@@ -499,12 +499,3 @@ def line(row: dict[str, Any], labels: Sequence[str]) -> str:
     for label, ratio in row.get("speedup", {}).items():
         words.append(f"{label} x{ratio['median']:.3f} [{ratio['q1']:.3f}, {ratio['q3']:.3f}]")
     return "  ".join(words)
-
-
-def _add_commands() -> None:
-    from graft.cli.models_command import models
-
-    bench.add_command(models)
-
-
-_add_commands()

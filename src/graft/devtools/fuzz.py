@@ -7,16 +7,7 @@ On a GPU, graphs with an even number are of full size in default mode, odd ones 
 non-strict mode; `--mode` picks one. In the lab all are small, in non-strict mode, and run under
 Triton's interpreter. Graph number `i` of a seed is always the same graph.
 
-A graph is right if each output, and each input after the call, has eager's shape, strides and
-dtype, and
-
-- integers and bools are those of eager, or of eager with float64 inputs;
-- floats are finite where both of those are, with a relative error, `norm(found - expected) /
-  norm(expected)` with `expected` in float64, of at most 1.1 times that of eager in the same dtype,
-  or 2 ulp of the output's type; and no element is off by more than 8 times what eager's worst
-  element, or 2 ulp, is. A float64 graph has no wider reference: its sums may differ from eager's
-  by `FLOAT64_ULP`;
-- a second run of the same inputs gives the same bits.
+What a right graph is, `graft.lab.numerics` says.
 
 A row of the output file is a graph. What fails is made smaller while it fails in the same way,
 and printed as Python. `blame` says whether it fails without mix-order fusion, too.
@@ -31,7 +22,6 @@ import io
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -39,83 +29,32 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graft.devtools.programs import Program, generate, generate_sums, smaller
+from graft.lab.numerics import DEFAULT, NON_STRICT, Machine, Outcome, compare, first_line
 
-EAGER_MARGIN = 1.1
-OUTPUT_ULP = 2
-# The order of summation moves single elements by a few ulp; a row too many or too few moves one
-# by more than this.
-ELEMENT_MARGIN = 8
-FLOAT64_ULP = 512
 # The rows that a dynamic program's second run has more than its first.
 GROWTH = {"small": 5, "full": 37}
 GRAPH_TIMEOUT_S = 180
-LAB_BUDGET_S = 60.0
 # A failure's smallest program is looked for with at most this many compilations.
 SHRINK_TRIES = 40
 MODES = ("default", "non-strict", "both", "sums", "full-sums")
-NON_STRICT = {"triton.mix_order_reduction_non_strict_mode": True}
-DEFAULT: dict[str, Any] = {}
 ANY_SIZE = {"triton.mix_order_reduction_producer_sums_min_bytes": 0}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """`kind` is ok, wrong, unstable, error, eager (PyTorch itself refuses) or budget.
+def _inputs(machine: Machine, program: Program, seed: int, grow: int = 0) -> list[Any]:
+    import torch
 
-    `mix_order` counts the mix-order kernels that were generated, `producer_sums` what was attached
-    to kernels; `detail` says what is wrong, and `ratio` is the largest error over what was allowed
-    (0 where no floats were compared).
-    """
-
-    kind: str
-    mix_order: int = 0
-    detail: str = ""
-    ratio: float = 0.0
-    producer_sums: int = 0
-
-    @property
-    def failed(self) -> bool:
-        return self.kind in ("wrong", "unstable", "error")
-
-
-class Machine:
-    """Where programs run: a real GPU ("cuda") or the lab, which this process then becomes."""
-
-    def __init__(self, kind: str) -> None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.cache = tempfile.mkdtemp(prefix="graft-fuzz-")
-        self.kind = kind
-        if kind == "lab":
-            os.environ["TRITON_INTERPRET"] = "1"
-            from graft.lab import backend
-
-            backend.install(budget_s=LAB_BUDGET_S)
-        import torch
-
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise SystemExit(
-                "error: no GPU here\nnext: python -m graft.devtools.fuzz --device lab …"
-            )
-        torch._inductor.config.compile_threads = 1
-        torch._inductor.config.fx_graph_cache = False
-        torch._functorch.config.enable_autograd_cache = False
-        torch._dynamo.config.verbose = False
-
-    def inputs(self, program: Program, seed: int, grow: int = 0) -> list[Any]:
-        import torch
-
-        on = "cuda" if self.kind == "cuda" else "cpu"
-        generator = torch.Generator(device=on).manual_seed(seed)
-        tensors = [x.make(on, generator, grow) for x in program.inputs]
-        if program.dynamic:
-            for x, tensor in zip(program.inputs, tensors):
-                if x.row_axis is not None:
-                    torch._dynamo.maybe_mark_dynamic(tensor, x.row_axis)
-        return tensors
+    on = "cuda" if machine.kind == "cuda" else "cpu"
+    generator = torch.Generator(device=on).manual_seed(seed)
+    tensors = [x.make(on, generator, grow) for x in program.inputs]
+    if program.dynamic:
+        for x, tensor in zip(program.inputs, tensors):
+            if x.row_axis is not None:
+                torch._dynamo.maybe_mark_dynamic(tensor, x.row_axis)
+    return tensors
 
 
 def check(machine: Machine, program: Program, options: dict[str, Any], seed: int = 0) -> Outcome:
@@ -136,17 +75,17 @@ def check(machine: Machine, program: Program, options: dict[str, Any], seed: int
     worst = Outcome("ok")
     for grow in growth:
         try:
-            expected = _run(_reference(program), _widened(machine.inputs(program, seed, grow)))
-            eager = _run(function, machine.inputs(program, seed, grow))
+            expected = _run(_reference(program), _widened(_inputs(machine, program, seed, grow)))
+            eager = _run(function, _inputs(machine, program, seed, grow))
         except Exception as refusal:
-            return Outcome("eager", detail=_first_line(refusal))
+            return Outcome("eager", detail=first_line(refusal))
         try:
-            found = _run(compiled, machine.inputs(program, seed, grow))
-            again = _run(compiled, machine.inputs(program, seed, grow))
+            found = _run(compiled, _inputs(machine, program, seed, grow))
+            again = _run(compiled, _inputs(machine, program, seed, grow))
         except Exception as error:
             if type(error).__name__ == "OverBudget":
-                return Outcome("budget", metrics.codegen_mix_order_reduction, _first_line(error))
-            return Outcome("error", metrics.codegen_mix_order_reduction, _first_line(error))
+                return Outcome("budget", metrics.codegen_mix_order_reduction, first_line(error))
+            return Outcome("error", metrics.codegen_mix_order_reduction, first_line(error))
         mix_order = metrics.codegen_mix_order_reduction
         names = [*program.outputs, *(f"{x.name} after" for x in program.inputs)]
         for name, values in zip(names, zip(found, again, eager, expected, strict=True)):
@@ -168,91 +107,6 @@ def _widened(tensors: Sequence[Any]) -> list[Any]:
 
 def _run(function: Callable[..., Any], inputs: list[Any]) -> list[Any]:
     return [*function(*inputs), *inputs]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    # Triton begins with a place, then the source, and says what is wrong in the end
-    at = -1 if lines and re.fullmatch(r"at \d+:\d+:", lines[0]) else 0
-    return f"{type(error).__name__}: {lines[at] if lines else ''}"[:300]
-
-
-def compare(
-    name: str, found: Any, again: Any, eager: Any, expected: Any, scale: float = 0.0
-) -> Outcome:
-    """One output: as eager in shape, strides and dtype; as `expected` in value; twice the same.
-
-    Errors are relative to `expected`, or to `scale` where it is less: what a sum's rounding is of
-    the order of, though its terms cancel.
-    """
-    import torch
-
-    for what in ("shape", "dtype"):
-        if getattr(found, what) != getattr(eager, what):
-            return Outcome(
-                "wrong", detail=f"{name}: {what} {getattr(found, what)} for {getattr(eager, what)}"
-            )
-    if strides(found) != strides(eager):
-        return Outcome("wrong", detail=f"{name}: strides {found.stride()} for {eager.stride()}")
-    if not torch.equal(_bits(found), _bits(again)):
-        return Outcome("unstable", detail=f"{name}: two runs differ")
-    if not found.is_floating_point():
-        if expected.is_floating_point():  # a cast of a float: eager's own rounding decides
-            expected = eager
-        bad = (found != eager) & (found != expected)
-        if bad.any():
-            return Outcome("wrong", detail=f"{name}: {int(bad.sum())} of {bad.numel()} differ")
-        return Outcome("ok")
-    expected = expected.double()
-    both = expected.isfinite() & eager.isfinite()
-    if not (found.isnan() | ~(expected.isnan() & eager.isnan())).all():
-        return Outcome("wrong", detail=f"{name}: a number where eager has NaN")
-    if not both.any():
-        return Outcome("ok")
-    if not found[both].isfinite().all():
-        count = int((~found[both].isfinite()).sum())
-        return Outcome("wrong", detail=f"{name}: {count} of {found.numel()} not finite")
-    eps = torch.finfo(found.dtype).eps
-    ulp = (FLOAT64_ULP if found.dtype == torch.float64 else OUTPUT_ULP) * eps
-    target = expected[both]
-    error, worst = _errors(found[both], target, max(eps, scale))
-    eager_error, eager_worst = _errors(eager[both], target, max(eps, scale))
-    allowed = max(EAGER_MARGIN * eager_error, ulp)
-    allowed_worst = ELEMENT_MARGIN * max(EAGER_MARGIN * eager_worst, ulp)
-    ratio = max(error / allowed, worst / allowed_worst)
-    detail = (
-        f"{name}: error {error:.2e}, eager's {eager_error:.2e}, allowed {allowed:.2e}; "
-        f"of an element {worst:.2e}, eager's {eager_worst:.2e}, allowed {allowed_worst:.2e}"
-    )
-    return Outcome("wrong" if ratio > 1 else "ok", 0, detail, ratio)
-
-
-def _errors(values: Any, target: Any, least: float) -> tuple[float, float]:
-    """`norm(values - target) / norm(target)`, and the largest over the elements.
-
-    What cancels to less than `least` is rounding, not a value: inputs are of the order of 1.
-    """
-    difference = (values.double() - target).abs()
-    rms = target.pow(2).mean().sqrt().clamp_min(least)
-    worst = (difference / target.abs().clamp_min(rms)).max()
-    return float(difference.pow(2).mean().sqrt() / rms), float(worst)
-
-
-def strides(tensor: Any) -> tuple[int, ...]:
-    """The strides that mean something: those of dimensions longer than 1."""
-    if tensor.numel() == 0:
-        return ()
-    return tuple(s for s, size in zip(tensor.stride(), tensor.shape) if size > 1)
-
-
-def _bits(tensor: Any) -> Any:
-    import torch
-
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.contiguous().view(
-        {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
-    )
 
 
 def shrink(

@@ -2,7 +2,7 @@
 
 It writes the stack back from where it was changed: the commits of the edit (`workbench`)
 become the patch files; or a change under overlay/ or tests/inductor/ goes into the last patch that
-touches the file. The figures in a message come from their result file (`figures`).
+touches the file. The figures in a message come from their result file (`Figures`).
 Everything is computed and checked before the first byte is written. README shows figures of the
 stack as it is alone, so its tables follow.
 """
@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from graft import stack as stacks
 from graft.errors import GraftError
 from graft.places import ROOT
-from graft.stack import Patch, Stack, Status, figures, journal, pins, submitted, workbench
+from graft.stack import Patch, Stack, Status, journal, pins, submitted, workbench
 from graft.stack import commits as repos
 from graft.stack.commits import BRANCH, HUNKS, Change, Repo
 from graft.stack.git import NULL_BLOB, blob_id
@@ -39,10 +40,23 @@ class Refreshed:
     removed: tuple[str, ...] = ()
 
 
+class Figures(Protocol):
+    """What makes the figures of messages and pages from result files, as `graft.bench.figures`."""
+
+    def stale(self, stack: Stack, root: Path) -> list[str]:
+        """The patches whose messages and result files disagree."""
+
+    def reworded_all(self, names: list[str], messages: list[str], root: Path) -> list[str]:
+        """The messages of the patches called `names`, with their figures as due."""
+
+    def write_pages(self, root: Path) -> list[str]:
+        """Write the pages whose figures are of the stack as it is; their names."""
+
+
 def refresh(
-    prefix: Path = ROOT / "build", *, root: Path = ROOT, pin: str = DEFAULT_PIN
+    prefix: Path, figures: Figures, *, root: Path = ROOT, pin: str = DEFAULT_PIN
 ) -> Refreshed:
-    """Write the stack back, then make the tree at `prefix` from it.
+    """Write the stack back, then make the tree at `prefix` from it; the `figures` follow.
 
     Raises GraftError, with nothing written, for changes in both places, uncommitted changes,
     merges, commits that are empty or reach outside the layout, messages that git would read
@@ -58,28 +72,23 @@ def refresh(
         if there is not None:
             there = there.settled(stack) if there.state.pin == pin else None
         if there is not None and there.has_work:
-            done = _from_edit(base, stack, there, changed, root)
+            done = _from_edit(base, stack, there, changed, root, figures)
         elif changed or (pin == DEFAULT_PIN and figures.stale(stack, root)):
-            done = _from_copies(base, stack, there, changed, root)
+            done = _from_copies(base, stack, there, changed, root, figures)
         else:
             done = Refreshed()
         workbench.settle_tree(prefix, root)
-        return replace(done, written=(*done.written, *_pages(root))) if pin == DEFAULT_PIN else done
-
-
-def _pages(root: Path) -> list[str]:
-    """Write the tables of the pages whose figures are of the stack as it is; their names."""
-    from graft.bench import tables
-
-    written = []
-    for page, _, due in list(tables.stale(root, only=tables.CURRENT)):
-        page.write_text(due, "utf-8")
-        written.append(page.relative_to(root).as_posix())
-    return written
+        pages = figures.write_pages(root) if pin == DEFAULT_PIN else []
+        return replace(done, written=(*done.written, *pages))
 
 
 def _from_edit(
-    base: Base, stack: Stack, there: Edit, changed: Mapping[str, Path], root: Path
+    base: Base,
+    stack: Stack,
+    there: Edit,
+    changed: Mapping[str, Path],
+    root: Path,
+    figures: Figures,
 ) -> Refreshed:
     if changed:
         names = " ".join(str(path.relative_to(root)) for path in changed.values())
@@ -94,16 +103,22 @@ def _from_edit(
             f"git checkout patches/{stack.pin.name} as it was, or graft edit --discard",
         )
     _check_edit(there)
-    return _write_back(base, stack, there.repo, there.repo.id(), root, there)
+    return _write_back(base, stack, there.repo, there.repo.id(), root, there, figures)
 
 
 def _from_copies(
-    base: Base, stack: Stack, there: Edit | None, changed: Mapping[str, Path], root: Path
+    base: Base,
+    stack: Stack,
+    there: Edit | None,
+    changed: Mapping[str, Path],
+    root: Path,
+    figures: Figures,
 ) -> Refreshed:
     last = {c.path: at for at, patch in enumerate(stack.patches) for c in patch.files}
     new = {path: (last[path], copy.read_bytes()) for path, copy in changed.items()}
     if there is not None and there.state.sync.patches == workbench.digest(stack):
-        return _write_back(base, stack, there.repo, there.repo.with_files(new), root, there)
+        head = there.repo.with_files(new)
+        return _write_back(base, stack, there.repo, head, root, there, figures)
     touched = {change.path for patch in stack.patches for change in patch.files}
     pristine = {
         path: workbench.released(base, None, stack.pin, path)
@@ -111,7 +126,7 @@ def _from_copies(
     }
     with tempfile.TemporaryDirectory(prefix="graft-commits-") as aside:
         repo = repos.make(Path(aside) / "repo", pristine, stack.patches)
-        return _write_back(base, stack, repo, repo.with_files(new), root, None)
+        return _write_back(base, stack, repo, repo.with_files(new), root, None, figures)
 
 
 def changed_copies(stack: Stack, root: Path = ROOT) -> dict[str, Path]:
@@ -231,23 +246,24 @@ def _unfit(base: Base, repo: Repo, change: Change, is_upstreams: bool) -> str | 
 
 
 def _write_back(
-    base: Base, stack: Stack, repo: Repo, head: str, root: Path, there: Edit | None
+    base: Base,
+    stack: Stack,
+    repo: Repo,
+    head: str,
+    root: Path,
+    there: Edit | None,
+    figures: Figures,
 ) -> Refreshed:
     """Make patches, series, pin and copies say what the commits up to `head` say."""
     commits = repo.commits(head)
     _check_commits(base, repo, commits)
-    names = patch_names(stack, [repo.message(commit).partition("\n")[0] for commit in commits])
+    messages = [repo.message(commit) for commit in commits]
+    names = patch_names(stack, [message.partition("\n")[0] for message in messages])
     home = root / "patches" / stack.pin.name
-    blocks = figures.load(root) if stack.pin.name == DEFAULT_PIN else {}
-    figures.check(blocks, names)
-    messages = {
-        commit: figures.reworded(repo.message(commit), blocks.get(name))
-        for commit, name in zip(commits, names, strict=True)
-    }
-    patches = tuple(
-        Patch(name, home / name, text)
-        for name, text in zip(names, repo.export(commits, messages), strict=True)
-    )
+    if stack.pin.name == DEFAULT_PIN:
+        messages = figures.reworded_all(names, messages, root)
+    texts = repo.export(commits, dict(zip(commits, messages, strict=True)))
+    patches = tuple(Patch(name, home / name, text) for name, text in zip(names, texts, strict=True))
     new = Stack(_pin(base, stack.pin, repo, patches), patches)
     new.check()
     _check_again(repo, new)

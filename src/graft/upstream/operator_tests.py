@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from graft.devtools.fuzz import Machine
+from graft.lab.numerics import Machine
 from graft.upstream import operators
 from graft.upstream.operators import Case
 

@@ -13,7 +13,7 @@ reduction, norm, softmax and loss. A sample is run forward and backward in three
 - `large`: the same in default mode, with a leading dimension so long that the input has `LARGE`
   elements.
 
-Right is what `graft.devtools.fuzz` says of a graph.
+Right is what `graft.lab.numerics` says of a graph.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from graft.devtools import fuzz
-from graft.devtools.fuzz import Machine, Outcome
+from graft.lab import numerics
+from graft.lab.numerics import Machine, Outcome
 
 FORMS = ("alone", "sums", "large")
 DTYPES = ("float32", "bfloat16")
@@ -179,7 +179,7 @@ def check(machine: Machine, case: Case) -> Outcome:
     call = _Call([sample.input, list(sample.args), dict(sample.kwargs)], [])
     call = call.mapped(lambda x: x.detach().to(on).requires_grad_(x.requires_grad))
     function = _alone(op.op) if case.form == "alone" else _with_sums(op.op)
-    options = fuzz.NON_STRICT if case.form == "sums" else fuzz.DEFAULT
+    options = numerics.NON_STRICT if case.form == "sums" else numerics.DEFAULT
     try:
         if case.form == "large":
             call = _enlarged(case, function, call, LARGE)
@@ -193,7 +193,7 @@ def check(machine: Machine, case: Case) -> Outcome:
         except Exception:  # there is no float64 of it: eager's own result has to do
             expected = eager
     except Exception as refusal:
-        return Outcome("eager", detail=fuzz._first_line(refusal))
+        return Outcome("eager", detail=numerics.first_line(refusal))
     if case.form != "alone" and not call.zeros and not any(x.dim() for x in eager.values()):
         return Outcome("eager", detail="there is nothing to sum")
     compiled = torch.compile(function, options=options or None)
@@ -202,14 +202,14 @@ def check(machine: Machine, case: Case) -> Outcome:
     except Exception as error:
         kind = "budget" if type(error).__name__ == "OverBudget" else "error"
         inner = getattr(error, "inner_exception", error)  # of a BackendCompilerFailed
-        return Outcome(kind, metrics.codegen_mix_order_reduction, fuzz._first_line(inner))
+        return Outcome(kind, metrics.codegen_mix_order_reduction, numerics.first_line(inner))
     mix_order = metrics.codegen_mix_order_reduction
     worst = Outcome("ok")
     for name in eager:
         if name not in found:
             return Outcome("wrong", mix_order, f"{name} is missing")
         values = (found[name], again[name], eager[name], expected[name])
-        outcome = fuzz.compare(name, *values, scale=_scale(name, eager))
+        outcome = numerics.compare(name, *values, scale=_scale(name, eager))
         if outcome.kind == "unstable" and not _repeats(function, call, name):
             continue  # which of equal elements is the median, say: eager picks one by chance
         if outcome.failed:

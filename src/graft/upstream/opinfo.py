@@ -101,7 +101,7 @@ def compare(
             file.write_text("from graft.upstream.operator_tests import *\n", "utf-8")
         about = {"gpu": gpu, "limit_s": limit_s, "samples": samples, "forms": list(forms)}
         home = kept or sources.cache_folder(stack.pin).parent / f"opinfo-{stack.pin.name}"
-        tools = {"cases": sides.tool_hash("upstream/operators.py", "devtools/fuzz.py")}
+        tools = {"cases": sides.tool_hash("upstream/operators.py", "lab/numerics.py")}
         both = s.enter_context(
             sides.opened(halves, built, stack, about | tools | {"device": device}, home, anew)
         )

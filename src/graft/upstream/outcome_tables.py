@@ -74,7 +74,7 @@ def _by_reason(failing: Sequence[Mapping[str, Any]]) -> str:
     return _markdown(["it fails because of", "stock", "patched"], lines, "lrr")
 
 
-_WRONG = (  # how `graft.devtools.fuzz.compare` begins to say it, and its kind
+_WRONG = (  # how `graft.lab.numerics.compare` begins to say it, and its kind
     (r"(shape|dtype|strides) ", r"another {0} than eager's"),
     (r"error ", "further from float64 than eager, and than 2 ulp"),
     (r"a number where eager has NaN", "a number where eager has NaN"),

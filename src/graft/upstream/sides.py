@@ -152,6 +152,6 @@ def _tests_hash(folder: Path) -> str:
 
 
 def tool_hash(*names: str) -> str:
-    """Of modules of this tool that decide what comes out (``devtools/fuzz.py``)."""
+    """Of modules of this tool that decide what comes out (``lab/numerics.py``)."""
     home = SRC / "graft"
     return files_hash({name: blob_id((home / name).read_bytes()) for name in names})

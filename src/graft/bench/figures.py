@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from graft.bench import results, tables
 from graft.errors import GraftError, nearest
 from graft.places import ROOT
 from graft.stack import Stack
@@ -47,8 +48,6 @@ def load(root: Path = ROOT) -> dict[str, str]:
 
 
 def _block(name: str, entry: Any, root: Path) -> str:
-    from graft.bench import results, tables
-
     words = entry.get("table") if isinstance(entry, dict) else None
     if not isinstance(words, str) or set(entry) != {"table"}:
         raise GraftError(
@@ -89,15 +88,31 @@ def check(blocks: Mapping[str, str], names: list[str]) -> None:
             )
 
 
+def reworded_all(names: list[str], messages: list[str], root: Path = ROOT) -> list[str]:
+    """The messages of the patches called `names`, with their figures as due.
+
+    Raises GraftError as `load` and `check` do.
+    """
+    blocks = load(root)
+    check(blocks, names)
+    return [reworded(text, blocks.get(name)) for name, text in zip(names, messages, strict=True)]
+
+
+def write_pages(root: Path = ROOT) -> list[str]:
+    """Write the tables of the pages whose figures are of the stack as it is; their names."""
+    written = []
+    for page, _, due in list(tables.stale(root, only=tables.CURRENT)):
+        page.write_text(due, "utf-8")
+        written.append(page.relative_to(root).as_posix())
+    return written
+
+
 def stale(stack: Stack, root: Path = ROOT) -> list[str]:
     """The patches whose messages and result files disagree.
 
     Raises GraftError as `load` and `check` do.
     """
-    blocks = load(root)
-    check(blocks, [patch.name for patch in stack.patches])
-    return [
-        patch.name
-        for patch in stack.patches
-        if reworded(patch.message, blocks.get(patch.name)) != patch.message
-    ]
+    names = [patch.name for patch in stack.patches]
+    messages = [patch.message for patch in stack.patches]
+    due = reworded_all(names, messages, root)
+    return [name for name, old, new in zip(names, messages, due) if old != new]
