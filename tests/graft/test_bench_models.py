@@ -183,8 +183,9 @@ def test_without_a_limit_everything_begins_in_its_order(bench):  # noqa: F811
 # A command that has two models of the fake's, on a GPU that is not there.
 COMMAND = """
 import runpy, sys
-from graft.bench import models, models_command
-from graft.bench.models import Model
+from graft.cases import models
+from graft.cli import models_command
+from graft.cases.models import Model
 def entry(name, cost_s, dropout=False):
     return Model(name, "tuned", "vision", "timm.x", "classes", (2, 4), {}, dropout, cost_s)
 known = {m.name: m for m in (entry("step_short", 1.0), entry("step_long", 2.0))}

@@ -273,7 +273,7 @@ def test_sigterm_ends_what_is_measured(project: Project, tmp_path: Path) -> None
     code = f"""
         from pathlib import Path
         from types import SimpleNamespace
-        from graft import tree
+        from graft.stack.trees import tree
         from graft.bench import publish
         root = Path({str(project.root)!r})
         tree.load = lambda prefix: SimpleNamespace(prefix=prefix, stack_hash={HASH!r})

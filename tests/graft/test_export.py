@@ -530,7 +530,8 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from pathlib import Path
 from dataclasses import replace
-from graft import export, pins, stack
+from graft import stack
+from graft.stack import export, pins
 root, checkout, reached = map(Path, sys.argv[1:4])
 judge = export._judge
 def stop(work, patch, *rest):

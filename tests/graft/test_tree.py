@@ -182,7 +182,7 @@ def test_a_build_replaces_an_earlier_tree(bench: Bench) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from graft import tree
+from graft.stack.trees import tree
 with tree.locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()  # until the test ends, however it ends
@@ -210,7 +210,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {helpers!r})
-from graft import bases, stack, pins, tree
+from graft import stack
+from graft.stack import pins
+from graft.stack.trees import bases, tree
 stop = getattr(tree, {where!r})
 def killed(*args, **kwargs):
     stop(*args, **kwargs) if {after!r} else None

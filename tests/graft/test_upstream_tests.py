@@ -17,6 +17,7 @@ from rich.console import Console
 from standin import Project
 
 from graft.errors import GraftError, UsageError
+from graft.places import SRC
 from graft.stack.trees import bases
 from graft.testing import testrun
 from graft.testing.testrun import Result
@@ -499,13 +500,14 @@ def test_a_run_that_is_killed_leaves_no_process(project: Project, tmp_path: Path
     )
     project.build()
     code = (
-        "from graft import stack, pins, tree, upstream_tests as u\n"
+        "from graft import stack\nfrom graft.stack import pins\n"
+        "from graft.stack.trees import tree\nfrom graft.upstream import tests as u\n"
         "from pathlib import Path\n"
         f"root = Path({str(project.root)!r})\n"
         f"u.compare(tree.load(root / 'build'), stack.load(pins.load(root=root), root), "
         f"paths=[Path({str(tmp_path / 'test_mine.py')!r})], root=root)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(testrun.SRC)}
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
     run = subprocess.Popen([sys.executable, "-c", code], env=env)
     try:
         wait_for(lambda: pid.exists() and len(pid.read_text().split()) == 2)

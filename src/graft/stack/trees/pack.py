@@ -25,6 +25,7 @@ MODULES = (
     "places",
     "stack/__init__",
     "stack/git",
+    "stack/patches",
     "stack/pins",
     "stack/series",
     "stack/trees/__init__",
@@ -41,7 +42,7 @@ _MAIN = """\
 import sys
 if not (3, 11) <= sys.version_info[:2]:
     sys.exit("error: this needs Python 3.11 or newer, and runs in %d.%d" % sys.version_info[:2])
-from graft.installer import main
+from graft.stack.trees.installer import main
 sys.exit(main(sys.argv[1:]))
 """
 
