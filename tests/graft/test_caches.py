@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tinytorch import Bench, make_bench, run
 
+from graft.places import SRC
 from graft.stack import Stack
 from graft.stack.trees import bases, caches, tree
 from graft.stack.trees.tree import Tree
@@ -75,7 +76,7 @@ def test_a_stock_child_of_a_patched_parent(bench: Bench, made: Tree) -> None:
         "import os, subprocess, sys; from graft.stack.trees.caches import stock_environ; "
         f"subprocess.run([{str(bench.python)!r}, '-c', {SHOW!r}], env=stock_environ(os.environ))"
     )
-    src = Path(caches.__file__).parents[1]
+    src = SRC
     done = run(made.python, "-c", code, PYTHONPATH=str(src))
     assert done.stdout.strip() == "None|None|None", done.stderr
 

@@ -127,12 +127,6 @@ def test_configurations_that_do_not_compile_do_not_count():
     assert only.spill_bytes == 0
 
 
-def test_a_counter_that_a_torch_lacks_is_none():
-    side = explain.Side(answer(CAST))
-    assert side.metric("codegen_mix_order_reduction") == 1
-    assert side.metric("rejected_mix_order_reduction_fusion") is None
-
-
 # --- what is printed -----------------------------------------------------------------------------
 
 

@@ -628,13 +628,3 @@ def _valid(program: Program) -> bool:
     except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError):
         return False
     return all(math.prod(o.shape) > 0 for o in outputs)
-
-
-def from_dict(data: dict[str, Any]) -> Program:
-    """The program that `dataclasses.asdict` took apart."""
-    return Program(
-        tuple(Input(**{**x, "shape": tuple(x["shape"])}) for x in data["inputs"]),
-        tuple(Step(**s) for s in data["steps"]),
-        tuple(data["outputs"]),
-        data["dynamic"],
-    )

@@ -69,11 +69,6 @@ class Side:
     def mix_order(self) -> list[Kernel]:
         return [kernel for kernel in self.kernels if kernel.kind == "mix-order"]
 
-    def metric(self, name: str) -> int | None:
-        """One of Inductor's counters over all graphs; None where this torch has no such counter."""
-        values = [g["metrics"][name] for g in self.answer["compiled"] if name in g["metrics"]]
-        return sum(values) if values else None
-
     @property
     def refusals(self) -> Counter[str]:
         """Refused fusions with mix-order reductions, by reason; each pair once a graph."""

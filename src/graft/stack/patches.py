@@ -21,10 +21,9 @@ _INDEX = re.compile(r"index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d+))?\Z")
 
 @dataclass(frozen=True)
 class Hunk:
-    """One hunk: its first line in the old and new file (from 1), and its lines with their marks."""
+    """One hunk: its first line in the old file (from 1), and its lines with their marks."""
 
     old_start: int
-    new_start: int
     lines: tuple[str, ...]
 
     @property
@@ -222,7 +221,7 @@ class Patch:
         body = [line for line in lines[start:at] if line[0] != "\\"]
         if at < len(lines) and lines[at].startswith("\\"):
             at += 1
-        return Hunk(int(found[1]), int(found[3]), tuple(body)), at
+        return Hunk(int(found[1]), tuple(body)), at
 
 
 def misread_line(body: str) -> str | None:
