@@ -17,7 +17,7 @@ from graft.errors import UsageError
 from graft.places import ROOT
 from graft.stack import pins
 from graft.stack.trees import tree
-from graft.testing.testrun import Result
+from graft.testing.runner import Result
 from graft.upstream import opinfo
 from graft.upstream.comparison import Comparison, Row
 from graft.upstream.operators import Case

@@ -19,8 +19,8 @@ from standin import Project
 from graft.errors import GraftError, UsageError
 from graft.places import SRC
 from graft.stack.trees import bases
-from graft.testing import testrun
-from graft.testing.testrun import Result
+from graft.testing import runner
+from graft.testing.runner import Result
 from graft.upstream import comparison, gone_names, sources, teststate
 from graft.upstream import tests as upstream_tests
 from graft.upstream.comparison import Comparison, Row
@@ -258,7 +258,7 @@ def test_caches_are_not_shared(project: Project, tmp_path: Path) -> None:
     assert "patched-cache" in row.patched.message
     assert str(project.prefix) in row.patched.message
     assert str(project.prefix) not in row.stock.message
-    assert testrun.OUTCOMES[2] == row.stock.outcome
+    assert runner.OUTCOMES[2] == row.stock.outcome
 
 
 # --- many processes ------------------------------------------------------------------------------

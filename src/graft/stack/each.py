@@ -24,9 +24,9 @@ from graft.stack.commits import Repo
 from graft.stack.git import git
 from graft.stack.trees import tree
 from graft.stack.trees.bases import Base
-from graft.testing import testrun
+from graft.testing import runner
+from graft.testing.runner import Run
 from graft.testing.suite import QUICK
-from graft.testing.testrun import Run
 
 TESTS = COPIES["test/inductor/"]
 _INI = "[pytest]\naddopts = --import-mode=importlib\n"
@@ -201,14 +201,14 @@ class _Bench:
         for path in changed:
             if path in before and _is_test(path):
                 old = self.lay("before", {**before, path: before[path]})
-                has = testrun.collect([str(whole.python)], [path], cwd=old, env=self.env("whole"))
-                now = testrun.collect([str(whole.python)], [path], cwd=top, env=self.env("whole"))
+                has = runner.collect([str(whole.python)], [path], cwd=old, env=self.env("whole"))
+                now = runner.collect([str(whole.python)], [path], cwd=top, env=self.env("whole"))
                 own += [test for test in now if test not in has] or [path]
                 shutil.rmtree(self.folder / "before")
         return own
 
     def run(self, name: str, built: tree.Tree, top: Path, tests: Sequence[str]) -> Run:
-        return testrun.run(
+        return runner.run(
             [str(built.python)], tests, cwd=top, env=self.env(name), timeout_s=self.timeout_s
         )
 
@@ -251,7 +251,7 @@ def _failures(whole: Run) -> list[str]:
         f"with the whole patch, {test} has {result.outcome}: {_line(result.message)}"
         for test, result in whole.bad.items()
     ]
-    return bad or [f"with the whole patch, pytest fails: {testrun.tail(whole.output, 5)}"]
+    return bad or [f"with the whole patch, pytest fails: {runner.tail(whole.output, 5)}"]
 
 
 def _unproven(whole: Run, without: Run) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from graft.errors import GraftError
-from graft.testing.testrun import OUTCOMES, Result
+from graft.testing.runner import OUTCOMES, Result
 from graft.upstream.differences import Difference
 from graft.upstream.testpool import Pool, Side
 

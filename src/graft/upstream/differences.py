@@ -23,7 +23,7 @@ from pathlib import Path
 from graft.errors import GraftError, nearest
 from graft.places import ROOT
 from graft.stack import Stack
-from graft.testing.testrun import OUTCOMES
+from graft.testing.runner import OUTCOMES
 
 
 @dataclass(frozen=True)

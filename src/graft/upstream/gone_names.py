@@ -13,15 +13,13 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graft.errors import GraftError
-from graft.places import SRC
-from graft.testing import testrun
+from graft.testing import runner
 
 OF = ("torch", "functorch", "triton")
 """The packages whose names are asked for: of others, a missing one is to be installed."""
@@ -90,14 +88,12 @@ def stand_in(
 ) -> dict[str, list[str]]:
     """Put stand-ins into those of the files `wanted` (below `folder`) that import what `python`
     lacks; the names, by file. Raises GraftError where `python` cannot be asked."""
-    full = {k: v for k, v in {**os.environ, **env}.items() if v is not None}
-    full["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SRC), full.get("PYTHONPATH"))))
     command = [*python, "-m", "graft.upstream.gone_names", *wanted]
     done = subprocess.run(
-        command, cwd=folder, env=full, capture_output=True, text=True, check=False
+        command, cwd=folder, env=runner.environ(env), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise GraftError(f"{python[0]} cannot be asked for names: {testrun.tail(done.stderr, 3)}")
+        raise GraftError(f"{python[0]} cannot be asked for names: {runner.tail(done.stderr, 3)}")
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     for path, names in found.items():
         file = folder / path

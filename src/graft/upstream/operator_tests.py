@@ -2,7 +2,7 @@
 
 pytest is given a file that imports this one. GRAFT_OPINFO_DEVICE is "cuda" or "lab",
 GRAFT_OPINFO_SAMPLES and GRAFT_OPINFO_FORMS what `operators.cases` takes. Where GRAFT_TEST_LIST
-names the tests that are wanted (`graft.testing.pytest_rows`), no other is made.
+names the tests that are wanted (`graft.testing.plugin`), no other is made.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from graft.errors import UsageError, nearest
 from graft.stack import Stack
 from graft.stack.trees.tree import Tree
-from graft.testing.testrun import Result
+from graft.testing.runner import Result
 from graft.upstream import comparison, sides, sources
 from graft.upstream.comparison import Comparison, Row
 from graft.upstream.testpool import Pool

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from graft.errors import GraftError
-from graft.testing.testrun import OUTCOMES
+from graft.testing.runner import OUTCOMES
 
 _REASONS = 90  # characters of a reason, at most
 

@@ -1,38 +1,31 @@
 """Upstream's tests in many processes: over GPUs, a limit a test, each result kept at once.
 
-A process runs a chunk of a file's tests and writes a row a test (`graft.testing.pytest_rows`). One
+A process runs a chunk of a file's tests and writes a row a test (`graft.testing.plugin`). One
 that crashes or hangs costs the test that it was in, and the rest of its chunk goes on in another.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import queue
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from graft.places import SRC
-from graft.processes import kill_group
-from graft.testing import testrun
-from graft.testing.pytest_limit import GRACE_S
-from graft.testing.testrun import Result
+from graft.testing import GRACE_S, runner
+from graft.testing.runner import Ended, Result
 from graft.upstream.teststate import State
 
 CHUNK = (8, 50)
 """Tests a process, at least and at most: importing torch and the file costs it ten seconds."""
 
 COLLECT_LIMIT_S = 600.0
-_POLL_S = 0.1
 _HANG_S = 60.0  # beyond limit and grace: the process did not even end itself
 
 
@@ -45,15 +38,6 @@ class Side:
     folder: Path
     env: Mapping[str, str | None]
     state: State
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """How a process ended: its exit code, its last words, the test it was in."""
-
-    rc: int
-    output: str
-    running: str | None
 
 
 @dataclass
@@ -170,7 +154,7 @@ class Pool:
         if ended is None:
             return
         if found is None or broken or ended.rc not in (0, 5):
-            why = "\n".join(broken) or f"{testrun.how(ended.rc)}: {testrun.tail(ended.output)}"
+            why = "\n".join(broken) or f"{runner.how(ended.rc)}: {runner.tail(ended.output)}"
             side.state.add(file, Result("error", f"pytest cannot read it: {why}"))
         else:
             side.state.add_collection(file, keyword, tuple(found))
@@ -198,16 +182,16 @@ class Pool:
             if ended is None:
                 return
             if ended.running is not None:
-                words = f"its process ended with it: {testrun.how(ended.rc)}"
-                keep(ended.running, Result("error", f"{words}\n{testrun.tail(ended.output, 8)}"))
+                words = f"its process ended with it: {runner.how(ended.rc)}"
+                keep(ended.running, Result("error", f"{words}\n{runner.tail(ended.output, 8)}"))
             elif ended.rc in (0, 1, 5):
                 for test in list(left):
                     keep(test, Result("error", "pytest did not find it again"))
             idle = idle + 1 if len(left) == before else 0
             if idle == 2:
-                words = f"no process got as far: {testrun.how(ended.rc)}"
+                words = f"no process got as far: {runner.how(ended.rc)}"
                 for test in list(left):
-                    keep(test, Result("error", f"{words}\n{testrun.tail(ended.output, 8)}"))
+                    keep(test, Result("error", f"{words}\n{runner.tail(ended.output, 8)}"))
 
     def _pytest(
         self,
@@ -217,76 +201,28 @@ class Pool:
         take: Callable[[dict[str, Any]], None],
         limit_s: float,
         wanted: str | None = None,
-    ) -> _Ended | None:
+    ) -> Ended | None:
         """One process; `take` gets its rows as they come. None where the run was ended.
 
         `wanted` is the file that lists the tests to run (None: collect only).
         """
-        with tempfile.TemporaryDirectory(prefix="graft-rows-") as aside:
-            rows, said = Path(aside) / "rows", Path(aside) / "said"
-            rows.touch()
-            env = self._env(side, gpu, rows)
-            if wanted is not None:
-                env["GRAFT_TEST_LIST"] = wanted
-            plugins = [
-                "no:cacheprovider",
-                "graft.testing.pytest_limit",
-                "graft.testing.pytest_rows",
-            ]
-            options = ["-q", *(word for name in plugins for word in ("-p", name))]
-            with said.open("wb") as output, rows.open("rb") as news:
-                process = subprocess.Popen(
-                    [*side.python, "-m", "pytest", *options, *args],
-                    cwd=side.folder / "test",
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # so that what the tests started ends with them
-                )
-                with _ending(process):
-                    running, rest = None, b""
-                    since = time.monotonic()
-                    while True:
-                        ended = process.poll() is not None  # before the last rows are read
-                        whole, _, rest = (rest + news.read()).rpartition(b"\n")
-                        for row in map(json.loads, whole.splitlines()):
-                            since = time.monotonic()
-                            running = row.get("started")
-                            take(row)
-                        if self.is_over:
-                            return None
-                        if ended:
-                            break
-                        if time.monotonic() - since > limit_s + GRACE_S + _HANG_S:
-                            kill_group(process)
-                        time.sleep(_POLL_S)
-            return _Ended(process.returncode, said.read_text("utf-8", "replace"), running)
-
-    def _env(self, side: Side, gpu: str, rows: Path) -> dict[str, str]:
-        env = {k: v for k, v in {**os.environ, **side.env}.items() if v is not None}
-        env.pop("PYTEST_ADDOPTS", None)
-        env.pop("GRAFT_TEST_LIST", None)
         test = side.folder / "test"
         # upstream's files import each other as inductor.test_x and as test_x
-        folders = (str(SRC), str(test), str(test / "inductor"), env.get("PYTHONPATH"))
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        env = runner.environ(side.env, test, test / "inductor", limit_s=self.limit_s)
         env["CUDA_VISIBLE_DEVICES"] = gpu
-        env["GRAFT_TEST_ROWS"] = str(rows)
-        env["GRAFT_TEST_LIMIT_S"] = str(self.limit_s)
         threads = max((os.cpu_count() or 1) // (len(self.gpus) * self.workers), 1)
         env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
-        return env
-
-
-@contextlib.contextmanager
-def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever happens inside: the process, and what it started, ends."""
-    try:
-        yield
-    finally:
-        kill_group(process)
-        process.wait()
+        if wanted is not None:
+            env["GRAFT_TEST_LIST"] = wanted
+        return runner.process(
+            side.python,
+            args,
+            take,
+            cwd=test,
+            env=env,
+            silence_s=limit_s + GRACE_S + _HANG_S,
+            stopped=lambda: self.is_over,
+        )
 
 
 def _below_test(file: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from graft.errors import GraftError
-from graft.testing.testrun import Result
+from graft.testing.runner import Result
 
 
 @dataclass

@@ -1,11 +1,15 @@
-"""A pytest plugin (`-p graft.testing.pytest_rows`): what comes of each test, as lines of JSON.
+"""The pytest plugin of every run (`-p graft.testing.plugin`): a limit a test, a row as it ends.
 
-GRAFT_TEST_ROWS names the file that they are added to:
+GRAFT_TEST_LIMIT_S, where it is set, is the time limit of each test's call, in seconds. A test over
+it fails with that reason. One that cannot be interrupted from Python (a kernel that hangs) ends the
+process, with every thread's stack, a while later.
+
+GRAFT_TEST_ROWS names the file that lines of JSON are added to:
 
 - ``{"collected": [ids]}`` and ``{"broken": id, "message": text}`` (a file that pytest cannot read)
   after a collection;
 - ``{"started": id}`` before a test, and after it its row: ``test``, and what a
-  `graft.testing.testrun.Result` has.
+  `graft.testing.runner.Result` has.
 
 So a process that ends in the midst of a test says which. GRAFT_TEST_LIST, where it is set, names a
 file with the ids to run, one a line, in that order; what else pytest finds is left out. Needs
@@ -15,18 +19,26 @@ pytest and the standard library alone, for it runs in the pythons that are compa
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from graft.testing import GRACE_S
+
+_LIMIT_S = float(os.environ.get("GRAFT_TEST_LIMIT_S") or 0)
 _ROWS = os.environ["GRAFT_TEST_ROWS"]
 _LIST = os.environ.get("GRAFT_TEST_LIST")
 _OUTCOMES = ("passed", "skipped", "failed", "error")  # from best to worst
 _MESSAGE = 4000  # characters of it that are kept
 _PR_SET_PDEATHSIG = 1
+# pytest captures stderr's descriptor, and the process would end with the stacks in there
+_STDERR = os.fdopen(os.dup(2), "w")
 _worst: dict[str, tuple[int, str, float, dict[str, Any]]] = {}
 
 
@@ -64,6 +76,26 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 def pytest_runtest_logstart(nodeid: str) -> None:
     _worst[nodeid] = (0, "", 0.0, {})
     _write({"started": nodeid})
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if not _LIMIT_S:
+        yield
+        return
+
+    def over(signum: int, frame: FrameType | None) -> None:
+        pytest.fail(f"over its time limit of {_LIMIT_S:g} s", pytrace=False)
+
+    previous = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    faulthandler.dump_traceback_later(_LIMIT_S + GRACE_S, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
