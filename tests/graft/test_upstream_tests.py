@@ -429,7 +429,6 @@ def test_processes_are_spread_over_gpus(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr("graft.upstream.testpool.Pool.chunk", (1, 1))
     tests = "".join(
         f"def test_{n}():\n    import time; time.sleep(0.5)\n"
         "    assert 0, os.environ['CUDA_VISIBLE_DEVICES']\n\n"

@@ -437,15 +437,24 @@ def upstream_tests(
             say=options.progress(console, status),
         )
     comparison.show(found, console)
+    _judge(found, found.as_json(), file, "test", "tests", "graft upstream-tests")
+
+
+def _judge(
+    found: Any, data: dict[str, Any], file: Path | None, one: str, many: str, command: str
+) -> None:
+    """Write `data` into `file`, if there is one; raise GraftError for what is no good end."""
+    from graft.upstream import comparison
+
     if file:
-        comparison.write(found.as_json(), file)
+        comparison.write(data, file)
     if found.broken:
-        raise GraftError(f"{len(found.broken)} tests pass on stock and fail on patched")
+        raise GraftError(f"{len(found.broken)} {many} pass on stock and fail on patched")
     comparison.check_read(found)
     if found.pending:
-        raise GraftError(f"{found.pending} tests were not reached", "the same command goes on")
+        raise GraftError(f"{found.pending} {many} were not reached", "the same command goes on")
     if not found.rows:
-        raise GraftError("no test was found", "graft upstream-tests, without -k")
+        raise GraftError(f"no {one} was found", f"{command}, without -k")
 
 
 @graft.command()
@@ -485,7 +494,6 @@ def opinfo(
     from graft import stack
     from graft.stack import pins
     from graft.stack.trees import tree
-    from graft.upstream import comparison
     from graft.upstream import opinfo as operators
 
     there = tree.load(prefix)
@@ -507,15 +515,7 @@ def opinfo(
             say=options.progress(console, status),
         )
     operators.show(found, console)
-    if file:
-        comparison.write(operators.as_json(found), file)
-    if found.broken:
-        raise GraftError(f"{len(found.broken)} cases pass on stock and fail on patched")
-    comparison.check_read(found)
-    if found.pending:
-        raise GraftError(f"{found.pending} cases were not reached", "the same command goes on")
-    if not found.rows:
-        raise GraftError("no case was found", "graft opinfo, without -k")
+    _judge(found, operators.as_json(found), file, "case", "cases", "graft opinfo")
 
 
 # --- explaining ----------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ limit a case, results that are kept as they come.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import tempfile
@@ -20,9 +19,9 @@ from graft.errors import UsageError, nearest
 from graft.stack import Stack
 from graft.stack.trees.tree import Tree
 from graft.testing.runner import Result
-from graft.upstream import comparison, sides, sources
+from graft.upstream import sides, sources
 from graft.upstream.comparison import Comparison, Row
-from graft.upstream.testpool import Pool
+from graft.upstream.sides import How
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,8 +82,8 @@ def compare(
     if samples < 0 or (workers is not None and workers < 1):
         raise UsageError("--samples takes 0 (all) or more, --workers 1 or more")
     workers = workers or max((os.cpu_count() or 1) - 2, 1)
-    with contextlib.ExitStack() as s:
-        folder = Path(s.enter_context(tempfile.TemporaryDirectory(prefix="graft-opinfo-")))
+    with tempfile.TemporaryDirectory(prefix="graft-opinfo-") as aside:
+        folder = Path(aside)
         (folder / "tmp").mkdir()
         extra = {
             "GRAFT_OPINFO_DEVICE": device,
@@ -93,23 +92,21 @@ def compare(
             "TRITON_INTERPRET": str(int(device == "lab")),
             "TMPDIR": str(folder / "tmp"),
         }
-        halves = sides.halves(built, folder, extra)
-        gpus, gpu = sides.check_able(halves, needs_gpu=device == "cuda")
-        for half in halves:
+        both = sides.halves(built, folder, extra)
+        gpus, gpu = sides.check_able(both, needs_gpu=device == "cuda")
+        for half in both:
             file = half.folder / _FILE
             file.parent.mkdir(parents=True)
             file.write_text("from graft.upstream.operator_tests import *\n", "utf-8")
         about = {"gpu": gpu, "limit_s": limit_s, "samples": samples, "forms": list(forms)}
         home = kept or sources.cache_folder(stack.pin).parent / f"opinfo-{stack.pin.name}"
         tools = {"cases": sides.tool_hash("upstream/operators.py", "lab/numerics.py")}
-        both = s.enter_context(
-            sides.opened(halves, built, stack, about | tools | {"device": device}, home, anew)
-        )
         deadline = None if seconds is None else begin + seconds
-        pool = Pool(gpus, workers, limit_s, deadline, lambda line: say(f"{gpu}: {line}"), CHUNK)
+        how = How(workers, limit_s, keyword or "", home, anew, deadline, say, CHUNK)
+        key = about | tools | {"device": device}
         # stock is known to be wrong: that patched is not is no chance
-        found = comparison.of_sides(
-            pool, both, [_FILE], keyword or "", doubted=lambda row: row.is_broken
+        found = sides.compare(
+            both, gpus, [_FILE], how, built, stack, key, doubted=lambda row: row.is_broken
         )
         about |= {
             "pin": stack.pin.name,

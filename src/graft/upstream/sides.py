@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,10 @@ from graft.stack import Stack, files_hash
 from graft.stack.git import blob_id
 from graft.stack.trees import caches
 from graft.stack.trees.tree import Tree
-from graft.upstream import teststate
-from graft.upstream.testpool import Side
+from graft.upstream import comparison, teststate
+from graft.upstream.comparison import Comparison, Row
+from graft.upstream.differences import Difference
+from graft.upstream.testpool import CHUNK, Pool, Side
 
 _NEEDED = ("pytest", "expecttest")
 _PROBE = f"""
@@ -84,6 +86,55 @@ def opened(
             state = open_files.enter_context(teststate.opened(kept, half.name, key, anew))
             sides.append(Side(half.name, half.python, half.folder, half.env, state))
         yield sides
+
+
+@dataclass(frozen=True)
+class How:
+    """How tests are run on both sides.
+
+    `workers` are processes a GPU, `limit_s` is for each test, `keyword` is pytest's ``-k``. Results
+    are kept in the folder `kept` as they come, and a run takes up what an earlier one of the same
+    kept, unless `anew`; at `deadline` (of `time.monotonic`) it ends with what it has. `chunk` is
+    the number of tests a process, at least and at most.
+    """
+
+    workers: int
+    limit_s: float
+    keyword: str
+    kept: Path
+    anew: bool
+    deadline: float | None
+    say: Callable[[str], None]
+    chunk: tuple[int, int] = CHUNK
+
+
+def compare(
+    halves: Sequence[Half],
+    gpus: Sequence[str],
+    files: Sequence[str],
+    how: How,
+    built: Tree,
+    stack: Stack,
+    about: Mapping[str, Any],
+    *,
+    meant: Sequence[Difference] = (),
+    doubted: Callable[[Row], bool] = lambda row: row.differs,
+) -> Comparison:
+    """Run the tests of `files` (under test/) on both halves, on each of `gpus`.
+
+    `about` is what else decides what comes out; it has ``gpu``, their name. `meant` and `doubted`
+    are as `comparison.of_sides` has them. Raises GraftError where another run is at work on it.
+    """
+    with opened(halves, built, stack, about, how.kept, how.anew) as sides:
+        pool = Pool(
+            gpus,
+            how.workers,
+            how.limit_s,
+            how.deadline,
+            lambda line: how.say(f"{about['gpu']}: {line}"),
+            how.chunk,
+        )
+        return comparison.of_sides(pool, sides, files, how.keyword, meant, doubted)
 
 
 def _env(folder: Path, lent: str) -> dict[str, str | None]:

@@ -6,7 +6,6 @@ upstream's tests on purpose, the patched side runs the changed file, and the res
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import shutil
 import tempfile
@@ -20,10 +19,9 @@ from graft.places import ROOT
 from graft.stack import Stack
 from graft.stack.trees.tree import Tree
 from graft.stack.workbench import check_checkout
-from graft.upstream import comparison, differences, gone_names, sources
+from graft.upstream import differences, gone_names, sides, sources
 from graft.upstream.comparison import Comparison
-from graft.upstream.sides import check_able, halves, opened
-from graft.upstream.testpool import Pool
+from graft.upstream.sides import How
 
 DEFAULT_FILES = (
     "test_mix_order_reduction.py",
@@ -80,14 +78,11 @@ def compare(
         raise UsageError(f"{workers} processes a GPU; expected 1 or more")
     meant = differences.load(stack, root)
     extra = GPU_ONLY if gpu_only else {}
-    with (
-        tempfile.TemporaryDirectory(prefix="graft-upstream-") as aside,
-        contextlib.ExitStack() as s,
-    ):
+    with tempfile.TemporaryDirectory(prefix="graft-upstream-") as aside:
         folder = Path(aside)
-        both = halves(built, folder, extra)
+        both = sides.halves(built, folder, extra)
         stock, patched = (half.folder for half in both)
-        gpus, gpu_name = check_able(both)
+        gpus, gpu_name = sides.check_able(both)
         if paths:
             wanted = sources.copy(paths, stock)
         else:
@@ -107,12 +102,16 @@ def compare(
                 for path, names in lacking.items():
                     gone[path] = list(dict.fromkeys([*gone.get(path, ()), *names]))
         about = {"gpu": gpu_name, "limit_s": limit_s, "gpu_only": gpu_only}
-        sides = s.enter_context(
-            opened(both, built, stack, about, kept or default_state(stack), anew)
+        how = How(
+            workers,
+            limit_s,
+            keyword or "",
+            kept or default_state(stack),
+            anew,
+            None if seconds is None else begin + seconds,
+            say,
         )
-        deadline = None if seconds is None else begin + seconds
-        pool = Pool(gpus, workers, limit_s, deadline, lambda line: say(f"{gpu_name}: {line}"))
-        found = comparison.of_sides(pool, sides, wanted, keyword or "", meant)
+        found = sides.compare(both, gpus, wanted, how, built, stack, about, meant=meant)
         about = {
             "pin": stack.pin.name,
             "stack": stack.hash,
