@@ -24,7 +24,7 @@ LAYERS = (
     ("cli", "bootstrap"),
     ("__main__",),
 )
-ENTRIES = 16  # of the folder, `__init__.py` and `__main__.py` among them
+ENTRIES = 15  # of the folder, `__init__.py` and `__main__.py` among them
 
 
 def modules(src: Path) -> dict[str, Path]:

@@ -1,10 +1,11 @@
 r"""Backwards of norms with much fused into them: fused, not fused, and as the stack decides.
 
-    build/bin/python bench/spilled_norms.py OUT --seed 2001 --count 90
-    build/bin/python bench/spilled_norms.py OUT --again bench/results/spilled_pairs.jsonl.gz
+    build/bin/python -m graft.devtools.spilled_norms OUT --seed 2001 --count 90
+    build/bin/python -m graft.devtools.spilled_norms OUT \
+        --again bench/results/spilled_pairs.jsonl.gz
 
-The programs are the first `count` that `graft.devtools.pressure_programs` draws with a seed, of fewer
-rows, or those of an earlier OUT. OUT gets a line for each program and contender: microseconds
+The programs are the first `count` that `graft.devtools.pressure_programs` draws with a seed, of
+fewer rows, or those of an earlier OUT. OUT gets a line for each program and contender: microseconds
 (CUDA graph, L2 flushed, the median of three turns' medians of 9), spilled bytes, registers and
 warps of its mix-order kernels, what was decided, and how far the norms of its outputs are from
 those of the first contender.
@@ -31,8 +32,6 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
 TURNS, SAMPLES = 3, 9
 _KNOB = "triton.mix_order_reduction"
 # Knobs of Inductor, and constants of its mix_order_spills.
@@ -253,7 +252,8 @@ def positive(text: str) -> int:
 
 def main() -> None:
     """The command line that the module's docstring shows."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    prog = "python -m graft.devtools.spilled_norms"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=2001)
     parser.add_argument("--count", type=positive, default=90)
