@@ -14,12 +14,10 @@ from graft.places import SRC
 # From what stands on nothing to the commands: a package imports from those before it alone.
 LAYERS = (
     ("errors", "places", "machine", "processes"),
-    ("testing",),
-    ("cases",),
+    ("testing", "cases"),
     ("stack",),
     ("lab",),
-    ("upstream",),
-    ("bench",),
+    ("bench", "upstream"),
     ("devtools",),
     ("cli", "bootstrap"),
     ("__main__",),

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from graft.bench import tables
+from graft.bench import outcome_tables, tables
 from graft.errors import GraftError
 from graft.stack import pins
-from graft.upstream import outcome_tables
 
 DATA = {
     "files": {

@@ -17,7 +17,7 @@ Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), c
 - `view=kernels top=20`: its generated kernels, by time over limit, as with `--kernels`;
 - `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
 - `view=files`, without a file: of which stack are those that the page names outside of tables;
-- those of `graft.upstream.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
+- those of `graft.bench.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
 
 Below each stand the stack that it is of, and the date. A page of `CURRENT` shows what is of the
 stack in patches/ alone: files of another one are left out. So is one of `bench/publish.toml` that
@@ -33,11 +33,10 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from graft.bench import agreement, models_report, parts, provenance, results, shapes
+from graft.bench import agreement, models_report, outcome_tables, parts, provenance, results, shapes
 from graft.bench.cells import cell, markdown, speedup
 from graft.bench.stats import geomean
 from graft.errors import GraftError
-from graft.upstream import outcome_tables
 
 CURRENT = frozenset({"README.md"})
 NONE_CURRENT = (

@@ -3,7 +3,7 @@
 `tests`, `opinfo`            the two comparisons of stock and patched, by command
 `sources`, `operators`       what they run: upstream's test files; operators' samples as tests
 `sides`, `testpool`, `teststate`   the two Pythons, processes over GPUs, results that are kept
-`comparison`, `differences`, `outcome_tables`   what differs, what is meant to, tables of it
+`comparison`, `differences`  what differs, and what is meant to
 `gone_names`                 stands in for names that other releases' tests import
 `pin_add`                    a new release: `release` gets it, `three_way` puts the patches on it,
                              `trial` judges them, `trial_report` says so, `new_pin` writes it
