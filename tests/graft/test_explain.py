@@ -127,6 +127,15 @@ def test_configurations_that_do_not_compile_do_not_count():
     assert only.spill_bytes == 0
 
 
+def test_a_kernel_that_does_not_compile_is_named():
+    broken = answer(CAST, WIDE, assemblies={"cast": [assembly(error="no"), assembly(error="no")]})
+    assert [k.key for k in explain.Side(broken).uncompilable] == ["cast"]
+    assert "patched: triton_pointwise_cast does not compile: no" in printed(
+        report(answer(CAST, WIDE), broken)
+    )
+    assert "does not compile" not in printed(report(answer(CAST), answer(CAST)))
+
+
 # --- what is printed -----------------------------------------------------------------------------
 
 
@@ -362,6 +371,23 @@ def test_each_kernel_is_assembled_and_both_sides_know(real):
     for side in (real.stock, real.patched):
         assert all(k.taken("registers_per_thread") for k in side.kernels)
     assert real.stock.answer["assemblies"] == real.patched.answer["assemblies"]
+
+
+DOUBLES = """
+import torch
+
+def case(device):
+    def f(x):
+        return torch.erf(x), torch.tanh(x), torch.sigmoid(x), torch.nn.functional.gelu(x)
+    return f, [torch.empty(1000, dtype=torch.float64, device=device)]
+"""
+
+
+def test_float64_compiles(tmp_path):
+    (tmp_path / "doubles.py").write_text(DOUBLES)
+    found = explain.explain(PYTHONS, f"{tmp_path}/doubles.py:case", gpu="H200")
+    assert found.patched.kernels
+    assert not found.patched.uncompilable
 
 
 def test_the_report_is_json(real):

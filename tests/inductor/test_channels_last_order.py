@@ -167,6 +167,13 @@ class ChannelsLastOrderTest(TestCase):
             make(C),
         )
 
+    def setUp(self):
+        super().setUp()
+        # the reference is float64's
+        context = torch.backends.cudnn.flags(allow_tf32=False)
+        context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+
     def check(self, actual, f, args):
         for out, ref in zip(actual, f(*(arg.double() for arg in args))):
             scale = torch.finfo(args[0].dtype).eps * ref.abs().max().item()

@@ -14,6 +14,10 @@ from torch._inductor.runtime.triton_compat import (
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.virtualized import V
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
 from torch.testing._internal.inductor_utils import HAS_GPU
 
 
@@ -34,20 +38,31 @@ except ImportError:
 class Result:
     """A compiled kernel that is loaded if its configuration fits."""
 
-    def __init__(self, config, fits):
+    def __init__(self, config, fits, spills):
         self.config = config
         self.fits = fits
+        self.spills = spills
 
     def make_launcher(self):
         if not self.fits(self.config.kwargs):
             raise OutOfResources(300 * 1024, 227 * 1024, "shared memory")
-        return self.config
+        return SimpleNamespace(
+            config=self.config, n_spills=self.spills(self.config.kwargs)
+        )
 
 
+@instantiate_parametrized_tests
 class LaunchersTest(TestCase):
-    """A kernel is compiled again, smaller, when it does not fit."""
+    """A kernel is compiled again, smaller, when it does not fit, or spills."""
 
-    def launcher(self, fits, row_split=True, assembles=None, **kwargs):
+    def launcher(
+        self,
+        fits=lambda kwargs: True,
+        row_split=True,
+        assembles=None,
+        spills=lambda kwargs: 0,
+        **kwargs,
+    ):
         """The configuration that is launched, and all that were compiled, in order."""
         compiled = []
         meta = {"tma_min_block_sizes": kwargs.pop("least", {})}
@@ -56,7 +71,7 @@ class LaunchersTest(TestCase):
             compiled.append((config.kwargs["XBLOCK"], config.kwargs["NUM_STAGES"]))
             if len(compiled) > 1 and assembles and not assembles(config.kwargs):
                 raise PTXASError("too much shared data")
-            return Result(config, fits)
+            return Result(config, fits, spills)
 
         autotuner = MagicMock(
             spec=CachingAutotuner,
@@ -75,8 +90,10 @@ class LaunchersTest(TestCase):
         ):
             autotuner._make_launchers()
         (launched,) = autotuner.launchers
-        self.assertEqual(launched.num_warps, 8)
-        return launched.kwargs, compiled
+        self.assertEqual(launched.config.num_warps, 8)
+        (result,) = autotuner.compile_results
+        self.assertIs(result.config, launched.config)
+        return launched.config.kwargs, compiled
 
     def smaller(self, fits, **kwargs):
         """The same, of a kernel that has a configuration that fits."""
@@ -132,6 +149,38 @@ class LaunchersTest(TestCase):
                 XBLOCK=4,
                 NUM_STAGES=2,
             )
+
+    @parametrize("spilled", (0, 1, 4, 7))
+    def test_fewer_rows_that_spill_less(self, spilled):
+        kwargs, compiled = self.launcher(
+            spills=lambda kwargs: spilled if kwargs["XBLOCK"] == 2 else 4,
+            XBLOCK=4,
+            NUM_STAGES=3,
+        )
+        launched = 2 if spilled < 4 else 4
+        self.assertEqual(kwargs, {"XBLOCK": launched, "NUM_STAGES": 3})
+        self.assertEqual(compiled, [(4, 3), (2, 3)])
+
+    @parametrize("what", ("a_row", "no_spills", "another_kernel", "a_descriptor"))
+    def test_no_fewer_rows(self, what):
+        rows = 1 if what == "a_row" else 4
+        _, compiled = self.launcher(
+            spills=lambda kwargs: what != "no_spills",
+            row_split=what != "another_kernel",
+            least={"XBLOCK": 4} if what == "a_descriptor" else {},
+            XBLOCK=rows,
+            NUM_STAGES=3,
+        )
+        self.assertEqual(compiled, [(rows, 3)])
+
+    def test_fewer_rows_that_are_not_assembled(self):
+        kwargs, _ = self.launcher(
+            spills=lambda kwargs: 4,
+            assembles=lambda kwargs: False,
+            XBLOCK=4,
+            NUM_STAGES=3,
+        )
+        self.assertEqual(kwargs, {"XBLOCK": 4, "NUM_STAGES": 3})
 
     def test_nothing_fits(self):
         with self.assertRaisesRegex(RuntimeError, "shared memory"):

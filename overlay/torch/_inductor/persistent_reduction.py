@@ -19,14 +19,19 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
+    import sympy
+
     from .codegen.simd_kernel_features import SIMDKernelFeatures
 
 
 # Warps of a program, which has one row.
-NUM_WARPS = (2, 4, 8)
+NUM_WARPS = (1, 2, 4, 8)
 # Columns of a row that a thread has at most: more would wait for one another, and with
 # fewer the warps wait at barriers for what they do in no time.
 COLUMNS_PER_THREAD = 32
+# What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
+# so many columns of them (``_persistent_reduction_configs``).
+TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
 # Registers of a thread: with these, an SM of 65536 holds 16 warps.
 MAX_REGISTERS_PER_THREAD = 128
 # for addresses, masks and temporaries
@@ -56,6 +61,22 @@ class Loops:
     loops: int
     online_softmax: bool
     plain: bool = False
+
+    def takes(self, columns: int) -> int:
+        """Registers of a thread that has ``columns`` of rows."""
+        return (self.streams + COMPUTED_TILES) * columns + OTHER_REGISTERS
+
+    def is_for_runtime(self, rows: sympy.Expr) -> bool:
+        """
+        Whether so many short ``rows`` have the runtime's programs: it tunes those of few
+        columns, has some for few rows, and a warp for 1024 columns of others, if that
+        holds them.
+        """
+        return (
+            next_power_of_2(self.rnumel) < TUNED_COLUMNS
+            or not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
+            or self.takes(UNTUNED_COLUMNS // 32) <= MAX_REGISTERS_PER_THREAD
+        )
 
 
 def has_online_softmax(features: SIMDKernelFeatures) -> bool:
@@ -90,15 +111,19 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
 
 
 def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
-    """Why a kernel of rows beyond 1024 columns is looped; None when it is persistent."""
+    """
+    Why a kernel of rows beyond 1024 columns, or of shorter ones that are inner by their
+    accesses alone, is looped; None when it is persistent.
+    """
     if row.rnumel > max_rnumel:
         return f"{row.rnumel} columns are more than {max_rnumel}"
     if row.loops < 2 and not row.online_softmax:
         return "one loop does all"
     padded = next_power_of_2(row.rnumel)
-    if row.plain and row.streams > 1 and padded == row.rnumel:
+    is_long = row.rnumel > 1024  # of others upstream's persistent kernels pad any
+    if is_long and row.plain and row.streams > 1 and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
-    if padded > row.rnumel * (1 + MAX_PADDING):
+    if is_long and padded > row.rnumel * (1 + MAX_PADDING):
         return f"{row.rnumel} columns are padded to {padded}"
     if num_warps(row) is None:
         return f"{row.streams + COMPUTED_TILES} tiles take too many registers"
@@ -107,13 +132,12 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
 
 def num_warps(row: Loops) -> Optional[int]:
     """The fewest warps that hold the row at once; None when it is too long for any."""
-    tiles = row.streams + COMPUTED_TILES
     padded = next_power_of_2(row.rnumel)
     for warps in NUM_WARPS:
         columns = ceildiv(padded, warps * 32)
         if (
             columns <= COLUMNS_PER_THREAD
-            and tiles * columns + OTHER_REGISTERS <= MAX_REGISTERS_PER_THREAD
+            and row.takes(columns) <= MAX_REGISTERS_PER_THREAD
         ):
             return warps
     return None

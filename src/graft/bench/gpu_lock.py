@@ -3,7 +3,8 @@
 Several points can then be prepared for one GPU at a time: what needs it (inputs, reference, first
 runs, autotuning, timing) is done by one after the other, and only compiles, which run on the
 host, overlap with it. What is loaded to the GPU meanwhile, a kernel that was compiled, keeps out of
-timed turns alone: it is no work that another's preparation would notice, and there are hundreds.
+what is timed alone, turns and the configurations of a kernel: it is no work that the rest of
+another's preparation would notice, and there are hundreds.
 """
 
 from __future__ import annotations

@@ -519,8 +519,8 @@ def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
     Seconds of all that is done within, compiles and first runs, without the waits for the GPU.
     Dynamo says when a compile begins and ends, also that of a backward which waits for its first
     run. A peer's own Triton kernels have no such calls. A finished kernel is loaded to the GPU
-    in the middle of a compile: not while a turn is timed. Inductor times there whether padding a
-    matrix product pays: then the GPU is taken for that long.
+    in the middle of a compile: not while a turn or a configuration is timed. Inductor times there
+    whether padding a matrix product pays: then the GPU is taken for that long.
     """
     from torch._dynamo.callback import CallbackArgs, callback_handler
     from torch._inductor.fx_passes import pad_mm
@@ -538,6 +538,7 @@ def _compiling(gpu: GpuLock) -> Iterator[Callable[[], float]]:
     callback_handler.register_end_callback(ends)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_within(CachingAutotuner, "_make_launchers", gpu.loading))
+        stack.enter_context(_within(CachingAutotuner, "benchmark_all_configs", gpu.timing))
         stack.enter_context(_within(pad_mm, "_should_pad", gpu.borrowed))
         with contextlib.suppress(ImportError):
             from triton.runtime.jit import JITFunction

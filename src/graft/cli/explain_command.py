@@ -25,7 +25,10 @@ def explain(
     file: Path | None,
     every_kernel: bool,
 ) -> int:
-    """Compile stock and patched, print what differs; returns 0."""
+    """Compile stock and patched, print what differs.
+
+    Returns 1 where a kernel of the patched torch compiles at no configuration.
+    """
     from graft import cases
     from graft.lab import devices
 
@@ -58,7 +61,7 @@ def explain(
     if file is not None:
         file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
         console.print(f"written: {file}")
-    return 0
+    return 1 if report.patched.uncompilable else 0
 
 
 def check(prefix: Path, case: str | None, dtype: str) -> int:

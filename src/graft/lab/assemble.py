@@ -77,8 +77,27 @@ def assemble(kernel: Kernel, device: Device) -> tuple[Assembly, ...]:
         tuner.compile_results = results
         tuner.configs = None
         tuner._dynamic_scale_rblock()
-    found += [_measured(result, device) for result in tuner.compile_results[tried:]]
-    return tuple(found)
+        found += [_measured(result, device) for result in tuner.compile_results[tried:]]
+        return _that_spill_less(tuner, found, device)
+
+
+def _that_spill_less(tuner: Any, found: list[Assembly], device: Device) -> tuple[Assembly, ...]:
+    """`found`, or half the rows where the only configuration spills and those spill less.
+
+    As the patched torch chooses when it loads a kernel, which is not done here.
+    """
+    try:
+        from torch._inductor.runtime.smaller_config import fewer_rows
+    except ImportError:  # a torch without it
+        return tuple(found)
+    results = tuner.compile_results
+    if len(results) != 1 or not found[-1].spill_bytes:
+        return tuple(found)
+    fewer = fewer_rows(results[0].config, tuner.inductor_meta)
+    if fewer is None:
+        return tuple(found)
+    smaller = _measured(tuner._precompile_config(fewer), device)
+    return (smaller,) if smaller.spill_bytes < found[-1].spill_bytes else tuple(found)
 
 
 def load(kernel: Kernel) -> Any:
@@ -94,8 +113,12 @@ def _describe(config: Any) -> str:
     return ", ".join(f"{key} {value}" for key, value in config.kwargs.items())
 
 
-def _failed(config: Any, error: Exception) -> Assembly:
-    message = (str(error).strip() or type(error).__name__).splitlines()[0]
+def _failed(config: Any, error: BaseException) -> Assembly:
+    while error.__cause__ is not None:  # Triton names the caller, and its cause what is wrong
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # an error of Triton's quotes the source between the place and the message
+    message = lines[-1 if lines[0].startswith("at ") else 0].strip()
     return Assembly(
         config=_describe(config),
         num_warps=config.num_warps,
@@ -105,7 +128,7 @@ def _failed(config: Any, error: Exception) -> Assembly:
         shared_memory_bytes=0,
         blocks_per_sm=0,
         occupancy=0.0,
-        error=message,
+        error=f"{type(error).__name__}: {message}",
     )
 
 

@@ -66,6 +66,11 @@ class Side:
         ]
 
     @property
+    def uncompilable(self) -> list[Kernel]:
+        """Kernels that compile at no configuration: Inductor raises where it comes to them."""
+        return [kernel for kernel in self.kernels if kernel.compile_error]
+
+    @property
     def mix_order(self) -> list[Kernel]:
         return [kernel for kernel in self.kernels if kernel.kind == "mix-order"]
 
@@ -130,6 +135,12 @@ class Kernel:
     @property
     def spill_bytes(self) -> int:
         return max(self.taken("spill_bytes"), default=0)
+
+    @property
+    def compile_error(self) -> str | None:
+        """What Triton says of it, where it compiles at no configuration."""
+        errors = [each["error"] for each in self.assemblies]
+        return str(errors[0]) if errors and all(errors) else None
 
 
 @dataclass(frozen=True)

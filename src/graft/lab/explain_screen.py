@@ -99,6 +99,10 @@ def show(report: Report, console: Console, every_kernel: bool = False) -> None:
         console.print(_kernels(same[:rows], len(same), console.width))
     if report.stock.refusals or report.patched.refusals:
         console.print(_refusals(report, rows))
+    for name, side in (("stock", report.stock), ("patched", report.patched)):
+        for kernel in side.uncompilable:
+            error = Text(f"{name}: {kernel.name} does not compile: {kernel.compile_error}", "red")
+            console.print(error, soft_wrap=True)
     if not every_kernel:
         console.print(Text("every kernel: --kernels; the sources: --json FILE", style="dim"))
 

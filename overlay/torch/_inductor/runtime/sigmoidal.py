@@ -10,6 +10,9 @@ selected, 14 to 20 instructions. Errors are at most 2 units in the last place of
 of tanh; the logistic function's are Triton's own, without the selections of a division
 that rounds at the ends of the exponent's range. NaN stays NaN.
 
+Each is two functions: Triton compiles what follows a conditional return too, and some
+instructions here are float32's alone.
+
 Coefficients are of least maximal relative error on their range, by Lawson's iteration:
 Lawson, "Contributions to the theory of linear least maximum approximation", 1961.
 """
@@ -18,10 +21,7 @@ from .triton_compat import libdevice, tl, triton
 
 
 @triton.jit
-def erf(x):
-    """erf(x), of a block of any shape; other types than float32 are libdevice's."""
-    if x.dtype != tl.float32:
-        return libdevice.erf(x)
+def _erf_float32(x):
     # x + x * P(x^2), up to 0.8
     z = x * x
     p = tl.fma(z, -6.535228458e-4, 5.085129291e-3)
@@ -42,10 +42,17 @@ def erf(x):
 
 
 @triton.jit
-def tanh(x):
-    """tanh(x), of a block of any shape; other types than float32 are libdevice's."""
-    if x.dtype != tl.float32:
-        return libdevice.tanh(x)
+def erf(x):
+    """erf(x), of a block of any shape; other types than float32 are libdevice's."""
+    if x.dtype == tl.float32:
+        result = _erf_float32(x)
+    else:
+        result = libdevice.erf(x)
+    return result
+
+
+@triton.jit
+def _tanh_float32(x):
     # x + x * x^2 * P(x^2), up to 0.6
     z = x * x
     p = tl.fma(z, -5.895146635e-3, 2.079596184e-2)
@@ -61,8 +68,25 @@ def tanh(x):
 
 
 @triton.jit
+def tanh(x):
+    """tanh(x), of a block of any shape; other types than float32 are libdevice's."""
+    if x.dtype == tl.float32:
+        result = _tanh_float32(x)
+    else:
+        result = libdevice.tanh(x)
+    return result
+
+
+@triton.jit
+def _sigmoid_float32(x):
+    return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x), of a block of any shape; other types than float32 are Triton's."""
-    if x.dtype != tl.float32:
-        return tl.sigmoid(x)
-    return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(x * -1.4426950408889634))
+    if x.dtype == tl.float32:
+        result = _sigmoid_float32(x)
+    else:
+        result = tl.sigmoid(x)
+    return result

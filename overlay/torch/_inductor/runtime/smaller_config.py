@@ -1,9 +1,10 @@
 """
 What to launch a mix-order kernel with where its configuration does not fit.
 
-Its one configuration comes from a model of what the kernel keeps in shared memory. The
-driver has the last word on that, when the kernel is loaded; a model that was wrong
-must cost time, not the training run.
+Its one configuration comes from a model of what the kernel keeps in shared memory and in
+registers. The driver has the last word on the one, when the kernel is loaded, and ptxas on
+the other; a model that was wrong must cost time, not the training run, and no spills
+where half the rows have none.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import copy
 from typing import Any, Optional, TYPE_CHECKING
 
+from .triton_compat import OutOfResources, PTXASError
+
 
 if TYPE_CHECKING:
     from .triton_compat import Config
+    from .triton_heuristics import CachingAutotuner
 
 
 def smaller_config(config: Config, inductor_meta: dict[str, Any]) -> Optional[Config]:
@@ -34,3 +38,42 @@ def smaller_config(config: Config, inductor_meta: dict[str, Any]) -> Optional[Co
             smaller.kwargs[name] = fewer
             return smaller
     return None
+
+
+def fewer_rows(config: Config, inductor_meta: dict[str, Any]) -> Optional[Config]:
+    """``config`` with half the rows; None for a row, and for another kernel's."""
+    if "row_split" not in inductor_meta:
+        return None
+    one_stage = copy.copy(config)
+    one_stage.kwargs = {**config.kwargs, "NUM_STAGES": 1}
+    fewer = smaller_config(one_stage, inductor_meta)
+    if fewer is not None:
+        fewer.kwargs["NUM_STAGES"] = config.kwargs["NUM_STAGES"]
+    return fewer
+
+
+def compile_again(tuner: CachingAutotuner, config: Config) -> Any:
+    """The kernel with another configuration, in the process that launches it."""
+    if tuner.fn.fn is None:
+        tuner.fn = tuner._reload_kernel().fn  # type: ignore[misc]
+    return tuner._precompile_config(config)
+
+
+def spill_less(tuner: CachingAutotuner, launchers: list[Any]) -> list[Any]:
+    """
+    ``launchers``, or, where a mix-order kernel of one configuration spills, the launcher
+    of half the rows if that spills less. Autotuning has it among its configurations.
+    """
+    (result, *others), (launcher, *_) = tuner.compile_results, launchers
+    config = None if others else fewer_rows(result.config, tuner.inductor_meta)
+    if config is None or not launcher.n_spills:
+        return launchers
+    try:
+        result = compile_again(tuner, config)
+        smaller = result.make_launcher()
+    except (OutOfResources, PTXASError):
+        return launchers
+    if smaller.n_spills >= launcher.n_spills:
+        return launchers
+    tuner.compile_results = [result]
+    return [smaller]
