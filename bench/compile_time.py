@@ -25,7 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from graft import caches, pins, stack, tree  # noqa: E402
+from graft import stack  # noqa: E402
+from graft.stack import pins
+from graft.stack.trees import caches, tree
 
 CASES = ("rms_norm_backward", "layer_norm_backward", "gpt2_step", "scaled_residual")
 # The worker's own clock, counting CPU time: other processes do not slow it.

@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from graft import bases, caches, compiled, machine, pins, requirements, source, stack, suite, tree
-from graft.bases import Base
+from graft import machine, stack
 from graft.errors import GraftError, UsageError
-from graft.pins import ROOT, Pin
+from graft.places import ROOT
+from graft.stack import pins
+from graft.stack.pins import Pin
+from graft.stack.trees import bases, caches, compiled, requirements, source, tree
+from graft.stack.trees.bases import Base
+from graft.testing import suite
 
 VENV = ROOT / ".venv"
 STAMP = "graft-venv.json"
@@ -107,7 +111,7 @@ def build(options: argparse.Namespace) -> int:
     made = tree.build(base, series, options.prefix, options.wheels)
     tree.verify(made, series)
     say(f"tree   {made.prefix}: made and verified in {time.monotonic() - began:.1f} s")
-    for note in machine.notes(base):
+    for note in machine.notes(base.cuda):
         say(f"note: {note}")
     say(f"run    {_short(made.python)} train.py   (stock: {_short(base.python)})")
     return 0 if options.no_explain else explain(made)
@@ -274,7 +278,7 @@ def run_tests(prefix: Path, args: Sequence[str]) -> int:
             next="./build.sh ... --wheels DIR with their wheels, then ./build.sh test",
         )
     else:
-        command = [python, "-P", str(ROOT / "src/graft/suite.py"), *_suite_args(args)]
+        command = [python, "-P", str(ROOT / "src/graft/testing/suite.py"), *_suite_args(args)]
         say(f"note: the base has no tox; running {' '.join(command[1:])}")
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 

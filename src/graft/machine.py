@@ -7,8 +7,6 @@ import os
 import shutil
 from pathlib import Path
 
-from graft.bases import Base
-
 
 def has_cuda_driver() -> bool:
     """Whether the CUDA driver's library is here (it comes with the kernel driver)."""
@@ -26,12 +24,15 @@ def c_compiler() -> str | None:
     return shutil.which("gcc") or shutil.which("clang")
 
 
-def notes(base: Base) -> list[str]:
-    """What a user should know of this machine before running anything, one line each."""
+def notes(cuda: str | None) -> list[str]:
+    """What a user should know of this machine before running anything, one line each.
+
+    `cuda` is the version of CUDA that torch is built for (None: it is not).
+    """
     found = []
-    if base.cuda and not has_cuda_driver():
+    if cuda and not has_cuda_driver():
         found.append(
-            f"torch is a CUDA {base.cuda} build and there is no CUDA driver here: graft explain "
+            f"torch is a CUDA {cuda} build and there is no CUDA driver here: graft explain "
             "and the tests use the lab, which compiles for described GPUs"
         )
     if c_compiler() is None:

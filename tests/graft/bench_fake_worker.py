@@ -166,9 +166,10 @@ class Fake:
 
 def command(count, args):
     """`graft bench`, on `count` GPUs that are not there, with this file as its worker."""
-    from graft import cli, tree
-    from graft.bench import cli as bench
+    from graft import cli
     from graft.bench import runner
+    from graft.cli import bench_command as bench
+    from graft.stack.trees import tree
 
     bench.cuda_device_count = lambda: count
     tree.load = lambda prefix: SimpleNamespace(pin="v2.11.0", stack_hash="0" * 64, patches=())

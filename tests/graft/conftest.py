@@ -9,7 +9,7 @@ import pytest
 import standin
 from hypothesis import settings
 
-from graft import bases
+from graft.stack.trees import bases
 
 # The same examples in every run of CI; others at each run by hand.
 settings.register_profile("ci", derandomize=True)

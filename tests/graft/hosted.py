@@ -15,12 +15,13 @@ import ghstack.shell
 import unidiff
 from tinytorch import CONFIG, SCHEDULER, TORCH, Commit, make_patches, make_root, write_files
 
-from graft import ghstack_session, pins, refresh, stack, submit
-from graft.ghstack_session import Connection, Options, Session
-from graft.git import git
-from graft.pins import ROOT, Pin
-from graft.stack import Patch, Stack
-from graft.submit import Plan
+from graft import stack
+from graft.places import ROOT
+from graft.stack import Patch, Stack, ghstack_session, pins, refresh, submit
+from graft.stack.ghstack_session import Connection, Options, Session
+from graft.stack.git import git
+from graft.stack.pins import Pin
+from graft.stack.submit import Plan
 
 UPSTREAM = "https://github.com/pytorch/pytorch"
 FORK = "https://github.com/me/pytorch"

@@ -9,11 +9,13 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from graft import bases, pins, refresh, stack, tree, workbench
-from graft.git import ENV, blob_id
-from graft.pins import Pin
-from graft.stack import Stack
-from graft.tree import Tree
+from graft import stack
+from graft.bench import figures
+from graft.stack import Stack, pins, refresh, workbench
+from graft.stack.git import ENV, blob_id
+from graft.stack.pins import Pin
+from graft.stack.trees import bases, tree
+from graft.stack.trees.tree import Tree
 
 FILES = {
     "torch/__init__.py": "from torch.version import __version__\n",
@@ -109,7 +111,7 @@ class Project:
         return workbench.edit(self.prefix, root=self.root, files=files, source=source)
 
     def refresh(self) -> refresh.Refreshed:
-        return refresh.refresh(self.prefix, root=self.root)
+        return refresh.refresh(self.prefix, figures, root=self.root)
 
     def commit(self, message: str, **texts: str) -> None:
         """Commit files of the edit; a path is spelt ``_inductor__config`` for config.py there."""

@@ -6,15 +6,16 @@ import zipfile
 import pytest
 from click.testing import CliRunner
 
-from graft import tree
-from graft.bench import cli, corpus, peers
+from graft.bench import corpus, peers
 from graft.bench.plan import case_file, select
 from graft.cases import load_all
+from graft.cli import bench_command
 from graft.errors import GraftError, UsageError
+from graft.stack.trees import tree
 
 
 def run(*args):
-    return CliRunner().invoke(cli.bench, list(args))
+    return CliRunner().invoke(bench_command.bench, list(args))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def environment(monkeypatch):
 
 
 def test_without_a_gpu_it_says_what_explain_can_do(monkeypatch):
-    monkeypatch.setattr(cli, "cuda_device_count", lambda: 0)
+    monkeypatch.setattr(bench_command, "cuda_device_count", lambda: 0)
     error = run("softmax").exception
     assert isinstance(error, GraftError)
     assert "timing needs a CUDA GPU" in error.message
@@ -71,30 +72,30 @@ def test_cases_are_chosen_by_name_glob_and_file():
 
 
 def test_gpus_are_those_that_are_visible(monkeypatch):
-    monkeypatch.setattr(cli, "cuda_device_count", lambda: 4)
-    assert cli.chosen_gpus("", ["c"]) == ["0", "1", "2", "3"]
-    assert cli.chosen_gpus("1,3", ["c"]) == ["1", "3"]
+    monkeypatch.setattr(bench_command, "cuda_device_count", lambda: 4)
+    assert bench_command.chosen_gpus("", ["c"]) == ["0", "1", "2", "3"]
+    assert bench_command.chosen_gpus("1,3", ["c"]) == ["1", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert cli.chosen_gpus("0,2", ["c"]) == ["4", "6"]
+    assert bench_command.chosen_gpus("0,2", ["c"]) == ["4", "6"]
     with pytest.raises(UsageError, match="no GPU 9; there are 4"):
-        cli.chosen_gpus("9", ["c"])
+        bench_command.chosen_gpus("9", ["c"])
 
 
 def test_under_torchrun_one_rank_runs_the_lanes_of_all(monkeypatch):
-    monkeypatch.setattr(cli, "cuda_device_count", lambda: 4)
+    monkeypatch.setattr(bench_command, "cuda_device_count", lambda: 4)
     for name, value in (("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
-    assert cli.chosen_gpus("", ["c"]) == ["0", "1"]
+    assert bench_command.chosen_gpus("", ["c"]) == ["0", "1"]
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="one host"):
-        cli.chosen_gpus("", ["c"])
+        bench_command.chosen_gpus("", ["c"])
     monkeypatch.setenv("LOCAL_RANK", "1")  # has nothing to do, nor to say
     other = run("no_such_case")
     assert (other.exit_code, other.output) == (0, "")
 
 
 def test_a_tree_that_is_not_there_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "cuda_device_count", lambda: 1)
+    monkeypatch.setattr(bench_command, "cuda_device_count", lambda: 1)
     error = run("softmax", "--prefix", str(tmp_path / "none")).exception
     assert isinstance(error, GraftError)
     assert "none" in error.message

@@ -11,20 +11,12 @@ import pytest
 from click.testing import CliRunner
 from test_bench_runner import FAKE, PATCHED, STOCK, bench  # noqa: F401
 
-from graft.bench import (
-    cli,
-    generated,
-    kernel_groups,
-    models,
-    models_command,
-    models_report,
-    results,
-    runner,
-    tables,
-)
+from graft.bench import generated, kernel_groups, models_report, results, runner, tables
 from graft.bench.plan import Point
+from graft.cases import models
+from graft.cli import bench_command, models_command
 from graft.errors import GraftError, UsageError
-from graft.pins import ROOT
+from graft.places import ROOT
 
 SIDES = models_report.Sides("stock", "patched")
 
@@ -86,7 +78,7 @@ def test_a_library_that_is_missing_is_named_with_its_models():
 
 
 def test_the_list_has_every_model():
-    shown = CliRunner().invoke(cli.bench, ["models", "--list"])
+    shown = CliRunner().invoke(bench_command.bench, ["models", "--list"])
     assert shown.exit_code == 0
     assert [line.split(" ")[0] for line in shown.output.splitlines()] == list(models.catalogue())
 
@@ -191,8 +183,9 @@ def test_without_a_limit_everything_begins_in_its_order(bench):  # noqa: F811
 # A command that has two models of the fake's, on a GPU that is not there.
 COMMAND = """
 import runpy, sys
-from graft.bench import models, models_command
-from graft.bench.models import Model
+from graft.cases import models
+from graft.cli import models_command
+from graft.cases.models import Model
 def entry(name, cost_s, dropout=False):
     return Model(name, "tuned", "vision", "timm.x", "classes", (2, 4), {}, dropout, cost_s)
 known = {m.name: m for m in (entry("step_short", 1.0), entry("step_long", 2.0))}
@@ -428,22 +421,26 @@ def saved(tmp_path, *rows, **more):
 )
 def test_check_exits_by_what_is_worse(tmp_path, patched_us, complete, code, words):
     file = saved(tmp_path, row("m", entry(100.0), entry(patched_us)), complete=complete)
-    shown = CliRunner().invoke(cli.bench, ["models", "--check", str(file)])
+    shown = CliRunner().invoke(bench_command.bench, ["models", "--check", str(file)])
     assert shown.exit_code == code, shown.output
     assert words in shown.output
 
 
 def test_a_file_of_another_stack_says_so(tmp_path, monkeypatch):
     file = saved(tmp_path, row("m", entry(100.0), entry(99.0), generated=GROUPS))
-    monkeypatch.setattr("graft.tree.load", lambda prefix: SimpleNamespace(stack_hash="f" * 64))
-    shown = CliRunner().invoke(cli.bench, ["models", "--kernels", str(file)])
+    monkeypatch.setattr(
+        "graft.stack.trees.tree.load", lambda prefix: SimpleNamespace(stack_hash="f" * 64)
+    )
+    shown = CliRunner().invoke(bench_command.bench, ["models", "--kernels", str(file)])
     assert shown.exit_code == 0, shown.output
     assert "note: measured on 2026-01-01 with stack 000000000000; the tree's is f" in shown.output
     assert "3 groups of kernels" in shown.output
-    monkeypatch.setattr("graft.tree.load", lambda prefix: SimpleNamespace(stack_hash="0" * 64))
-    shown = CliRunner().invoke(cli.bench, ["models", "--kernels", str(file)])
+    monkeypatch.setattr(
+        "graft.stack.trees.tree.load", lambda prefix: SimpleNamespace(stack_hash="0" * 64)
+    )
+    shown = CliRunner().invoke(bench_command.bench, ["models", "--kernels", str(file)])
     assert "note" not in shown.output
-    wrong = CliRunner().invoke(cli.bench, ["models", "--kernels", str(file), "n"])
+    wrong = CliRunner().invoke(bench_command.bench, ["models", "--kernels", str(file), "n"])
     assert isinstance(wrong.exception, UsageError)
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from graft import pins, stack
-from graft.bench import claims, cli, parts, provenance, results, tables
+from graft import places, stack
+from graft.bench import claims, parts, provenance, results, tables
+from graft.cli import bench_command
 from graft.errors import GraftError
+from graft.stack import pins
 
 from .test_bench_results import result, row, saved, time
 
@@ -366,8 +368,8 @@ def test_the_command_names_the_page_and_the_words(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "docs" / "a.md").write_text("Ours is 2 times as fast as Helion.\n")
-    monkeypatch.setattr(pins, "ROOT", root)
-    error = CliRunner().invoke(cli.bench, ["tables", "--check"]).exception
+    monkeypatch.setattr(places, "ROOT", root)
+    error = CliRunner().invoke(bench_command.bench, ["tables", "--check"]).exception
     assert isinstance(error, GraftError)
     assert "docs/a.md compares in words of its own: 'Ours is 2 times" in error.message
     assert "view=sentence" in (error.next or "")

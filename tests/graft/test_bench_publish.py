@@ -15,9 +15,11 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from graft import pins, tree
-from graft.bench import cli, parts, publish, results
+from graft.bench import parts, publish, results
+from graft.cli import bench_command
 from graft.errors import GraftError, UsageError
+from graft.stack import pins
+from graft.stack.trees import tree
 
 from .test_bench_results import result, row, saved
 
@@ -271,7 +273,7 @@ def test_sigterm_ends_what_is_measured(project: Project, tmp_path: Path) -> None
     code = f"""
         from pathlib import Path
         from types import SimpleNamespace
-        from graft import tree
+        from graft.stack.trees import tree
         from graft.bench import publish
         root = Path({str(project.root)!r})
         tree.load = lambda prefix: SimpleNamespace(prefix=prefix, stack_hash={HASH!r})
@@ -312,13 +314,13 @@ def test_the_runner_writes_what_a_part_asks_for(project: Project) -> None:
 def test_the_command_lists_parts_and_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     hash = parts.tree_hash()
     monkeypatch.setattr(tree, "load", lambda _: SimpleNamespace(prefix=Path("b"), stack_hash=hash))
-    monkeypatch.setattr(cli, "cuda_device_names", list)
+    monkeypatch.setattr(bench_command, "cuda_device_names", list)
     run = CliRunner().invoke
-    shown = run(cli.bench, ["publish", "--list"])
+    shown = run(bench_command.bench, ["publish", "--list"])
     assert shown.exit_code == 0
     for part in parts.load().parts:
         assert f"\n{part.name} " in f"\n{shown.output}"
-    assert isinstance(run(cli.bench, ["publish", "--part", "none"]).exception, UsageError)
+    assert isinstance(run(bench_command.bench, ["publish", "--part", "none"]).exception, UsageError)
 
 
 # --- the list of this repository ------------------------------------------------------------------
@@ -336,10 +338,10 @@ def test_parts_are_commands_that_graft_bench_takes() -> None:
     files = {name: plan.case_file(case) for name, case in every.items()}
     for part in parts.load().parts:
         words = part.command.replace("DIR", str(pins.ROOT)).split()[2:]
-        if words[0] in cli.bench.commands:
-            cli.bench.commands[words[0]].make_context(words[0], words[1:])
+        if words[0] in bench_command.bench.commands:
+            bench_command.bench.commands[words[0]].make_context(words[0], words[1:])
             continue
-        given = cli.bench.commands["run"].make_context("run", words).params
+        given = bench_command.bench.commands["run"].make_context("run", words).params
         chosen = plan.select(given["cases"], every, files)
         dtypes = [each for each in given["dtypes"].split(",") if each]
         assert plan.points(chosen, given["wanted_shapes"], dtypes)

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from graft import pins
 from graft.bench import report, results, shapes
-from graft.bench.cli import bench
+from graft.cli.bench_command import bench
+from graft.stack import pins
 
 from .test_bench_results import result, row, saved
 

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft import pins
 from graft.bench import agreement, compare, plan, results, shapes, stats, tables
-from graft.bench.cli import bench
+from graft.cli.bench_command import bench
 from graft.errors import GraftError, UsageError
+from graft.stack import pins
 
 
 def time(us, **more):

@@ -28,9 +28,11 @@ from tinytorch import (
     snapshot,
 )
 
-from graft import bootstrap, requirements, suite, tree
+from graft import bootstrap
 from graft.errors import GraftError, UsageError
-from graft.pins import ROOT
+from graft.places import ROOT
+from graft.stack.trees import requirements, tree
+from graft.testing import suite
 
 
 @pytest.fixture
@@ -351,7 +353,7 @@ def test_another_python_for_a_venv_that_is_there(
         """echo 'graft-probe:{"python": "/o", "python_version": "3.12.1", "executable": "/o"}'\n"""
     )
     other.chmod(0o755)
-    from graft import pins
+    from graft.stack import pins
 
     with pytest.raises(UsageError, match="is of .*, and --python is /o"):
         bootstrap.install(pins.load(), str(other))

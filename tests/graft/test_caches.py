@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tinytorch import Bench, make_bench, run
 
-from graft import bases, caches, tree
+from graft.places import SRC
 from graft.stack import Stack
-from graft.tree import Tree
+from graft.stack.trees import bases, caches, tree
+from graft.stack.trees.tree import Tree
 
 SHOW = f"import os; print(*(os.environ.get(n) for n in {caches.VARIABLES!r}), sep='|')"
 
@@ -72,10 +73,10 @@ def test_a_stock_child_of_a_patched_parent(bench: Bench, made: Tree) -> None:
     inherited = dict.fromkeys(caches.VARIABLES, f"{made.cache_dir}/x")
     assert caches.stock_environ({**inherited, "A": "b"}) == {"A": "b"}
     code = (
-        "import os, subprocess, sys; from graft.caches import stock_environ; "
+        "import os, subprocess, sys; from graft.stack.trees.caches import stock_environ; "
         f"subprocess.run([{str(bench.python)!r}, '-c', {SHOW!r}], env=stock_environ(os.environ))"
     )
-    src = Path(caches.__file__).parents[1]
+    src = SRC
     done = run(made.python, "-c", code, PYTHONPATH=str(src))
     assert done.stdout.strip() == "None|None|None", done.stderr
 

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graft import cases
 from graft.errors import UsageError
-from graft.explain import SHIPPED
+from graft.lab.explain import SHIPPED
 
 NORMS = ("rms_norm_backward", "layer_norm_backward")
 

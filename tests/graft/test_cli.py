@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from tinytorch import CAP, SECOND, make_python, make_root, run
 
-from graft import cli, knobs, tree
-from graft.tree import Tree
+from graft import cli
+from graft.cli import options
+from graft.stack import knobs
+from graft.stack.trees import tree
+from graft.stack.trees.tree import Tree
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,8 @@ def test_a_trees_own_command_looks_at_that_tree(made: Tree, tmp_path: Path) -> N
     away = tmp_path / "moved"
     shutil.copytree(made.prefix, away, symlinks=True)
     code = (
-        "import sys; sys.argv = sys.argv[1:]; import graft.cli; print(graft.cli.default_prefix())"
+        "import sys; sys.argv = sys.argv[1:]\n"
+        "from graft.cli import options; print(options.default_prefix())"
     )
     src = made.prefix.parent / "src"
     for command, tree_of_it in (
@@ -145,7 +149,7 @@ def test_a_disk_that_takes_nothing(
     def refuse(prefix: Path) -> None:
         raise OSError(number, os.strerror(number), "/disk/x")
 
-    monkeypatch.setattr("graft.tree.load", refuse)
+    monkeypatch.setattr("graft.stack.trees.tree.load", refuse)
     monkeypatch.setattr("sys.argv", ["graft", "status"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -160,9 +164,9 @@ def test_a_log_says_how_far_it_is(
 
     console = Console(file=io.StringIO())
     with console.status("") as status:
-        say = cli._progress(console, status)
+        say = options.progress(console, status)
         say("1 of 3 processes")  # half a minute has not passed
-        monkeypatch.setattr(cli, "_LOG_EVERY_S", 0.0)
+        monkeypatch.setattr(options, "_LOG_EVERY_S", 0.0)
         say("2 of 3 processes")
     assert capsys.readouterr().out == "2 of 3 processes\n"
 

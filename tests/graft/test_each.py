@@ -10,8 +10,9 @@ import pytest
 import standin
 from standin import Project
 
-from graft import bases, each
 from graft.errors import GraftError, UsageError
+from graft.stack import each
+from graft.stack.trees import bases
 
 CONFIG = standin.FILES["torch/_inductor/config.py"]
 SCHEDULER = standin.FILES["torch/_inductor/scheduler.py"]

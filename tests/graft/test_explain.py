@@ -9,9 +9,9 @@ import click.testing
 import pytest
 from rich.console import Console
 
-from graft import explain, explain_command, explain_screen
-from graft.cli import graft
+from graft.cli import explain_command, graft
 from graft.errors import GraftError, UsageError
+from graft.lab import explain, explain_screen
 from graft.lab.worker import Request
 
 # --- answers as a worker gives them --------------------------------------------------------------
@@ -134,12 +134,6 @@ def test_a_kernel_that_does_not_compile_is_named():
         report(answer(CAST, WIDE), broken)
     )
     assert "does not compile" not in printed(report(answer(CAST), answer(CAST)))
-
-
-def test_a_counter_that_a_torch_lacks_is_none():
-    side = explain.Side(answer(CAST))
-    assert side.metric("codegen_mix_order_reduction") == 1
-    assert side.metric("rejected_mix_order_reduction_fusion") is None
 
 
 # --- what is printed -----------------------------------------------------------------------------

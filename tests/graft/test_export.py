@@ -18,15 +18,15 @@ from click.testing import CliRunner
 from hosted import CAP, SPLIT, TILES, commit_all, configure, make_checkout, wheel_checkout
 from tinytorch import CONFIG, SCHEDULER, Commit, make_root, snapshot, write_files
 
-from graft import checkout as checkouts
-from graft import export, export_command, pins, stack
-from graft.cli import graft
+from graft import stack
+from graft.cli import export_command, graft
 from graft.errors import GraftError, UsageError
-from graft.export import NOT_TRIED
-from graft.git import git
-from graft.pins import ROOT
-from graft.places import CLEAN, CONFLICT, MOVED, THERE
-from graft.stack import Stack
+from graft.places import ROOT
+from graft.stack import Stack, export, pins
+from graft.stack import checkout as checkouts
+from graft.stack.conflicts import CLEAN, CONFLICT, MOVED, THERE
+from graft.stack.export import NOT_TRIED
+from graft.stack.git import git
 
 
 class Place:
@@ -530,7 +530,8 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from pathlib import Path
 from dataclasses import replace
-from graft import export, pins, stack
+from graft import stack
+from graft.stack import export, pins
 root, checkout, reached = map(Path, sys.argv[1:4])
 judge = export._judge
 def stop(work, patch, *rest):

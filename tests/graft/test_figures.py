@@ -10,8 +10,11 @@ import pytest
 import standin
 from standin import Project
 
-from graft import bases, figures, pins, stack
+from graft import stack
+from graft.bench import figures
 from graft.errors import GraftError
+from graft.stack import pins
+from graft.stack.trees import bases
 
 RESULT = pins.ROOT / "bench" / "results" / "h200_norms14.json"
 SPEC = "bench/results/norms.json case=rms_norm_backward view=cases"

@@ -1,7 +1,7 @@
 """What of a generated file counts as code, and the digest that results know it by."""
 
 from graft.bench import code
-from graft.generated_code import code_lines
+from graft.lab.generated_code import code_lines
 
 SOURCE = """# AOT ID: ['0_inference']
 import torch

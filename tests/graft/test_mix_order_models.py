@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from graft.devtools import fewest_registers, pressure, pressure_programs, profit
 from graft.errors import UsageError
-from graft.lab import fewest_registers, pressure, pressure_programs, profit
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"

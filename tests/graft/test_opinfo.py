@@ -12,12 +12,15 @@ import pytest
 from lab_process import LabProcess
 from rich.console import Console
 
-from graft import opinfo, pins, stack, tree
-from graft.comparison import Comparison, Row
+from graft import stack
 from graft.errors import UsageError
-from graft.lab.operators import Case
-from graft.pins import ROOT
-from graft.testrun import Result
+from graft.places import ROOT
+from graft.stack import pins
+from graft.stack.trees import tree
+from graft.testing.runner import Result
+from graft.upstream import opinfo
+from graft.upstream.comparison import Comparison, Row
+from graft.upstream.operators import Case
 
 PATCHED = ROOT / "build" / "bin" / "python"
 
@@ -55,7 +58,7 @@ def lab() -> Iterator[LabProcess]:
 
 
 def _machine() -> Any:
-    from graft.lab import fuzz
+    from graft.devtools import fuzz
 
     if not hasattr(_machine, "made"):
         _machine.made = fuzz.Machine("lab")  # type: ignore[attr-defined]
@@ -66,7 +69,7 @@ def in_lab_check(case: str) -> list[Any]:
     import dataclasses
 
     machine = _machine()
-    from graft.lab import operators
+    from graft.upstream import operators
 
     return list(dataclasses.astuple(operators.check(machine, Case.parse(case))))
 
@@ -84,7 +87,7 @@ def in_lab_operators() -> list[str]:
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import ReductionOpInfo
 
-    from graft.lab import operators
+    from graft.upstream import operators
 
     taken = operators.operators()
     left = [op.name for op in op_db if isinstance(op, ReductionOpInfo) and op.name not in taken]
@@ -109,7 +112,7 @@ def test_which_operators(lab: LabProcess) -> None:
 
 def in_lab_cases(samples: int) -> list[str]:
     _machine()
-    from graft.lab import operators
+    from graft.upstream import operators
 
     return [str(case) for case in operators.cases(samples)]
 
@@ -141,7 +144,7 @@ def in_lab_enlarged(case: str) -> list[Any]:
     _machine()
     import torch
 
-    from graft.lab import operators
+    from graft.upstream import operators
 
     parsed = Case.parse(case)
     op = operators.operators()[parsed.operator]
@@ -175,7 +178,7 @@ def in_lab_by_chance(by_eager_too: bool) -> list[Any]:
 
     import torch
 
-    from graft.lab import operators
+    from graft.upstream import operators
 
     def by_chance(x: Any) -> Any:
         if by_eager_too or torch.compiler.is_compiling():
@@ -205,7 +208,7 @@ def test_what_is_not_the_same_twice_is_wrong_where_eager_is(lab: LabProcess) -> 
 def in_lab_reference(case: str) -> list[str]:
     """The dtypes of what a case is held to."""
     _machine()
-    from graft.lab import operators
+    from graft.upstream import operators
 
     wanted = Case.parse(case)
     op = operators.operators()[wanted.operator]
@@ -234,7 +237,7 @@ def in_lab_wrong(form: str) -> list[list[Any]]:
     import torch
     from torch._inductor.scheduler import Scheduler
 
-    from graft.lab import operators
+    from graft.upstream import operators
 
     def softly(x: Any, how: str) -> Any:
         soft = torch.softmax(x, -1)

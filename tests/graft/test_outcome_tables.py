@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from graft import outcome_tables, pins
-from graft.bench import tables
+from graft.bench import outcome_tables, tables
 from graft.errors import GraftError
+from graft.stack import pins
 
 DATA = {
     "files": {

@@ -23,8 +23,8 @@ from tinytorch import (
     snapshot,
 )
 
-from graft import bases, inplace, pack, tree
 from graft.errors import GraftError, UsageError
+from graft.stack.trees import bases, inplace, pack, tree
 
 REMOVED = ("[inductor] Drop a module", {"torch/_inductor/codegen/simd.py": None})
 

@@ -10,13 +10,16 @@ import standin
 from rich.console import Console
 from standin import Project
 
-from graft import bases, new_pin, pin_add, pins, stack, tree, trial_report
-from graft import release as releases
-from graft import trial as trials
+from graft import stack
 from graft.errors import GraftError, UsageError
-from graft.grafter import Grafter
-from graft.release import Release
-from graft.trial import Trial
+from graft.stack import pins
+from graft.stack.trees import bases, tree
+from graft.upstream import new_pin, pin_add, trial_report
+from graft.upstream import release as releases
+from graft.upstream import trial as trials
+from graft.upstream.release import Release
+from graft.upstream.three_way import Grafter
+from graft.upstream.trial import Trial
 
 COMMIT = "c" * 40
 SCHEDULER = standin.FILES["torch/_inductor/scheduler.py"]
@@ -198,7 +201,7 @@ def test_tests_that_stand_behind_those_of_a_missing_patch(project: Project, tmp_
 def test_additions_are_set_apart(
     tmp_path: Path, base: str, ours: str, theirs: str, merged: str | None
 ) -> None:
-    from graft.commits import Repo
+    from graft.stack.commits import Repo
 
     repo = tmp_path / "repo"
     repo.mkdir()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tinytorch import COMMIT, SITE, TORCH, make_pin, make_python
 
-from graft import bases, pins
 from graft.errors import GraftError, UsageError
-from graft.git import blob_id
+from graft.stack import pins
+from graft.stack.git import blob_id
+from graft.stack.trees import bases
 
 
 def test_the_shipped_pin_reads_and_renders_as_it_is_kept() -> None:

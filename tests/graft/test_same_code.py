@@ -21,13 +21,15 @@ from lab_process import LabProcess
 from rich.console import Console
 from standin import Project
 
-from graft import bases, code_store, pins, same_code, same_code_command, snapshots, tree
+from graft.cli import same_code_command
+from graft.devtools import code_store, codes, same_code, snapshots
+from graft.devtools.codes import Section
+from graft.devtools.same_code import Comparison, Difference, Wanted, differing, renumbered
+from graft.devtools.snapshots import Snapshot
 from graft.errors import GraftError, UsageError
-from graft.git import blob_id
-from graft.lab import codes
-from graft.lab.codes import Section
-from graft.same_code import Comparison, Difference, Wanted, differing, renumbered
-from graft.snapshots import Snapshot
+from graft.stack import pins
+from graft.stack.git import blob_id
+from graft.stack.trees import bases, tree
 
 # --- the same ------------------------------------------------------------------------------------
 

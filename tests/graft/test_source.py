@@ -21,10 +21,11 @@ from tinytorch import (
     write_files,
 )
 
-from graft import compiled, pins, source, stack, tree
+from graft import stack
 from graft.errors import GraftError, UsageError
-from graft.git import git
-from graft.stack import Stack
+from graft.stack import Stack, pins
+from graft.stack.git import git
+from graft.stack.trees import compiled, source, tree
 
 TEST_CHANGE = ("[inductor] Expect another", {"test/inductor/test_old.py": "OLD = 2\n"})
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tinytorch import CAP, SECOND, TORCH, make_patches, make_pin, make_root
 
-from graft import pins, stack
+from graft import stack
 from graft.errors import GraftError
-from graft.git import FORMAT_PATCH_FLAGS, NULL_BLOB, blob_id, git
-from graft.stack import Patch
+from graft.stack import Patch, pins
+from graft.stack.git import FORMAT_PATCH_FLAGS, NULL_BLOB, blob_id, git
 
 LONG = (
     "[inductor] A subject well over seventy-six columns, with an é, because mail headers fold\n\n"

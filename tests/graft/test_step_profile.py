@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 
 from graft.bench import step_profile, worker
-from graft.pins import ROOT
+from graft.places import ROOT
 
 NORM, NCCL = "triton_per_fused_rms_norm_0", "ncclDevKernel_AllReduce_Sum_f32"
 # Of one step: name and microseconds.

@@ -17,24 +17,14 @@ from click.testing import CliRunner, Result
 from hosted import CAP, SPLIT, TILES, Hosted, amended, make_hosted
 from tinytorch import CONFIG, SCHEDULER, snapshot
 
-from graft import (
-    bases,
-    export_command,
-    fork,
-    ghstack_session,
-    journal,
-    refresh,
-    stack,
-    submit,
-    submitted,
-    trailers,
-)
-from graft.cli import graft
+from graft import stack
+from graft.cli import export_command, graft
 from graft.errors import GraftError, UsageError
-from graft.git import git
-from graft.pins import ROOT
-from graft.stack import Status
-from graft.submitted import Branch, Pull, Submitted
+from graft.places import ROOT
+from graft.stack import Status, fork, ghstack_session, journal, refresh, submit, submitted, trailers
+from graft.stack.git import git
+from graft.stack.submitted import Branch, Pull, Submitted
+from graft.stack.trees import bases
 
 
 @pytest.fixture

@@ -29,10 +29,11 @@ from tinytorch import (
     snapshot,
 )
 
-from graft import bases, caches, pins, stack, tree
+from graft import stack
 from graft.errors import GraftError, UsageError
-from graft.git import NULL_BLOB, blob_id
-from graft.stack import Patch, Stack
+from graft.stack import Patch, Stack, pins
+from graft.stack.git import NULL_BLOB, blob_id
+from graft.stack.trees import bases, caches, tree
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_a_build_replaces_an_earlier_tree(bench: Bench) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from graft import tree
+from graft.stack.trees import tree
 with tree.locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()  # until the test ends, however it ends
@@ -209,7 +210,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {helpers!r})
-from graft import bases, stack, pins, tree
+from graft import stack
+from graft.stack import pins
+from graft.stack.trees import bases, tree
 stop = getattr(tree, {where!r})
 def killed(*args, **kwargs):
     stop(*args, **kwargs) if {after!r} else None
@@ -540,7 +543,7 @@ def test_a_base_that_differs_makes_no_tree(bench: Bench) -> None:
 
 
 def test_no_git(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graft import git
+    from graft.stack import git
 
     monkeypatch.setitem(git.ENV, "PATH", "/nowhere")
     with pytest.raises(GraftError, match="there is no git") as caught:

@@ -16,10 +16,14 @@ import standin
 from rich.console import Console
 from standin import Project
 
-from graft import bases, comparison, gone_names, testrun, teststate, upstream_files, upstream_tests
-from graft.comparison import Comparison, Row
 from graft.errors import GraftError, UsageError
-from graft.testrun import Result
+from graft.places import SRC
+from graft.stack.trees import bases
+from graft.testing import runner
+from graft.testing.runner import Result
+from graft.upstream import comparison, gone_names, sources, teststate
+from graft.upstream import tests as upstream_tests
+from graft.upstream.comparison import Comparison, Row
 
 COMPARED = """\
 import expecttest, unittest
@@ -40,7 +44,7 @@ class TestBoth(unittest.TestCase):
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(upstream_files, "REMOTE", "file:///nowhere")
+    monkeypatch.setattr(sources, "REMOTE", "file:///nowhere")
 
     monkeypatch.setattr(upstream_tests, "DEFAULT_FILES", ("test_mix_order_reduction.py",))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -134,18 +138,18 @@ def test_a_file_by_itself(project: Project, tmp_path: Path) -> None:
 
 
 def test_a_sparse_fetch_is_kept(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_files, "REMOTE", f"file://{project.checkout}")
+    monkeypatch.setattr(sources, "REMOTE", f"file://{project.checkout}")
     said: list[str] = []
     found = compare(project, keyword="test_same", say=said.append)
     assert outcomes(found) == [("test_same", "passed", "passed")]
     assert said[0].startswith("fetching test/inductor of")
-    kept = upstream_files.cache_folder(project.pin)
+    kept = sources.cache_folder(project.pin)
     assert (kept / "test/inductor/neighbour.py").exists()
     assert not (kept / "test/large").exists()
     assert not (kept / "torch").exists()
     have = standin.run_git(kept, "rev-list", "--objects", "--missing=print", "HEAD")
     assert "\n?" in have  # blobs outside the folder stayed where they were
-    monkeypatch.setattr(upstream_files, "REMOTE", "file:///nowhere")
+    monkeypatch.setattr(sources, "REMOTE", "file:///nowhere")
     said.clear()
     compare(project, keyword="test_same", say=said.append)
     assert not [line for line in said if "fetching" in line]
@@ -154,8 +158,8 @@ def test_a_sparse_fetch_is_kept(project: Project, monkeypatch: pytest.MonkeyPatc
 def test_an_interrupted_fetch_is_taken_up_again(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_files, "REMOTE", f"file://{project.checkout}")
-    kept = upstream_files.cache_folder(project.pin)
+    monkeypatch.setattr(sources, "REMOTE", f"file://{project.checkout}")
+    kept = sources.cache_folder(project.pin)
     kept.mkdir(parents=True)
     standin.run_git(kept, "init", "-q")
     found = compare(project, keyword="test_same")
@@ -254,7 +258,7 @@ def test_caches_are_not_shared(project: Project, tmp_path: Path) -> None:
     assert "patched-cache" in row.patched.message
     assert str(project.prefix) in row.patched.message
     assert str(project.prefix) not in row.stock.message
-    assert testrun.OUTCOMES[2] == row.stock.outcome
+    assert runner.OUTCOMES[2] == row.stock.outcome
 
 
 # --- many processes ------------------------------------------------------------------------------
@@ -425,7 +429,6 @@ def test_processes_are_spread_over_gpus(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr("graft.testpool.Pool.chunk", (1, 1))
     tests = "".join(
         f"def test_{n}():\n    import time; time.sleep(0.5)\n"
         "    assert 0, os.environ['CUDA_VISIBLE_DEVICES']\n\n"
@@ -496,13 +499,14 @@ def test_a_run_that_is_killed_leaves_no_process(project: Project, tmp_path: Path
     )
     project.build()
     code = (
-        "from graft import stack, pins, tree, upstream_tests as u\n"
+        "from graft import stack\nfrom graft.stack import pins\n"
+        "from graft.stack.trees import tree\nfrom graft.upstream import tests as u\n"
         "from pathlib import Path\n"
         f"root = Path({str(project.root)!r})\n"
         f"u.compare(tree.load(root / 'build'), stack.load(pins.load(root=root), root), "
         f"paths=[Path({str(tmp_path / 'test_mine.py')!r})], root=root)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(testrun.SRC)}
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
     run = subprocess.Popen([sys.executable, "-c", code], env=env)
     try:
         wait_for(lambda: pid.exists() and len(pid.read_text().split()) == 2)
@@ -616,7 +620,9 @@ def test_a_wrong_line_is_refused(
 
 
 def test_the_repository_s_own_differences_can_be_read() -> None:
-    from graft import differences, pins, stack
+    from graft import stack
+    from graft.stack import pins
+    from graft.upstream import differences
 
     differences.load(stack.load(pins.load()))
 

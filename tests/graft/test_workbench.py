@@ -18,8 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from standin import Project
 
-from graft import bases, commits, journal, refresh, stack, tree, workbench
+from graft import stack
 from graft.errors import GraftError, UsageError
+from graft.stack import commits, journal, refresh, workbench
+from graft.stack.trees import bases, tree
 
 READS = "def reads(x):\n    return [x]\n\n\n" + "".join(f"LIMIT_{n} = {n}\n" for n in range(6))
 TEST = (

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graft import bases, pins, stack
-from graft.bases import Base
-from graft.git import FORMAT_PATCH_FLAGS, blob_id, git
-from graft.pins import ROOT, Pin
-from graft.stack import Stack
+from graft import stack
+from graft.places import ROOT
+from graft.stack import Stack, pins
+from graft.stack.git import FORMAT_PATCH_FLAGS, blob_id, git
+from graft.stack.pins import Pin
+from graft.stack.trees import bases
+from graft.stack.trees.bases import Base
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SITE = f"lib/python3.{sys.version_info[1]}/site-packages"

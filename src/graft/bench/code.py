@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
-from graft.generated_code import code_lines
+from graft.lab.generated_code import code_lines
 
 # What a generated file says of the installation that generated it.
 _INSTALLATION = re.compile(r"'(?:backend_hash|triton_hash)': '[^']*',? ?")

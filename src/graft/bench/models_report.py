@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graft.bench import tables
+from graft.bench import cells
 from graft.bench.results import Result, Row
 from graft.bench.stats import geomean
 from graft.errors import GraftError
@@ -57,8 +57,8 @@ def models(rows: Sequence[Row], sides: Sides) -> tuple[list[str], list[list[str]
             [
                 row["case"],
                 row.get("group", ""),
-                tables.cell(left),
-                tables.cell(right),
+                cells.cell(left),
+                cells.cell(right),
                 _ratio(step_ratio(row, sides)),
                 step_kind(row, sides),
                 f"{right['gpu_busy']:.0%}" if "gpu_busy" in right else "",
@@ -101,7 +101,7 @@ def step_ratio(row: Row, sides: Sides) -> float | None:
             for label in (sides.base, sides.judged)
         ]
         return float(sums[0] / sums[1])
-    return tables.speedup(row, sides.base, sides.judged)
+    return cells.speedup(row, sides.base, sides.judged)
 
 
 def generated_ratio(row: Row, sides: Sides) -> float | None:

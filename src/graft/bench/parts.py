@@ -25,7 +25,8 @@ from typing import Any
 
 from graft.bench import results
 from graft.errors import GraftError
-from graft.pins import DEFAULT_PIN, ROOT
+from graft.places import ROOT
+from graft.stack.pins import DEFAULT_PIN
 
 _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "title": str,
@@ -120,7 +121,8 @@ def _part(name: str, entry: Any) -> Part:
 
 def tree_hash(root: Path = ROOT) -> str | None:
     """The hash of the stack that patches/ has; None where there is no pin."""
-    from graft import pins, stack
+    from graft import stack
+    from graft.stack import pins
 
     if not pins.file(DEFAULT_PIN, root).exists():
         return None

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graft import tree
 from graft.bench import parts, results, tables
 from graft.bench.parts import Kept, Part
 from graft.errors import GraftError, UsageError, nearest
-from graft.pins import ROOT
+from graft.places import ROOT
 from graft.processes import ended_by_sigterm
+from graft.stack.trees import tree
 
 # A run that is cut writes its result and ends its workers; one that does not is killed.
 _TO_END_S, _TO_KILL_S = 15.0, 30.0

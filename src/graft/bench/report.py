@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from graft.bench import results, tables
+from graft.bench import cells, results, tables
 from graft.errors import GraftError
 
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2")
@@ -179,7 +179,7 @@ def _sorted_ratios(result: results.Result) -> Figure | None:
     base = labels[0] if labels else ""
     curves = {}
     for label in labels[1:]:
-        found = [tables.speedup(row, base, label) for row in result["rows"]]
+        found = [cells.speedup(row, base, label) for row in result["rows"]]
         ratios = sorted(ratio for ratio in found if ratio is not None)
         if len(ratios) >= _RATIOS_MIN:
             curves[label] = ratios
@@ -211,7 +211,7 @@ def _heat_map(
         (*row["shape"], ratio)
         for row in rows
         if len(row["shape"]) == 2
-        and (ratio := tables.speedup(row, labels[0], labels[1])) is not None
+        and (ratio := cells.speedup(row, labels[0], labels[1])) is not None
     ]
     if len({(m, n) for m, n, _ in points}) < _HEAT_MIN:
         return None

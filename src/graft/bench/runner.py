@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graft import caches
 from graft.bench import kernel_groups
 from graft.bench.gpu_lock import GpuLock
 from graft.bench.plan import Contender, Point
@@ -28,7 +27,8 @@ from graft.bench.protocol import Message, Remote, WorkerLost
 from graft.bench.results import Journal, Row
 from graft.bench.stats import paired_ratio, spread
 from graft.errors import GraftError
-from graft.pins import ROOT
+from graft.places import ROOT
+from graft.stack.trees import caches
 
 WORKER = ("-m", "graft.bench.worker")
 # Work that outlasts this is not disturbed by what came before it, and is dear to repeat.

@@ -17,7 +17,7 @@ Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), c
 - `view=kernels top=20`: its generated kernels, by time over limit, as with `--kernels`;
 - `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
 - `view=files`, without a file: of which stack are those that the page names outside of tables;
-- those of `graft.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
+- those of `graft.bench.outcome_tables`, of what `graft upstream-tests` and `graft opinfo` write.
 
 Below each stand the stack that it is of, and the date. A page of `CURRENT` shows what is of the
 stack in patches/ alone: files of another one are left out. So is one of `bench/publish.toml` that
@@ -33,8 +33,8 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from graft import outcome_tables
-from graft.bench import agreement, parts, provenance, results, shapes
+from graft.bench import agreement, models_report, outcome_tables, parts, provenance, results, shapes
+from graft.bench.cells import cell, markdown, speedup
 from graft.bench.stats import geomean
 from graft.errors import GraftError
 
@@ -179,15 +179,13 @@ def table(spec: Sequence[str], root: Path, where: str) -> str:
 
 
 def _models(view: str, result: results.Result, top: str, where: str) -> str:
-    from graft.bench import models_report
-
     if not top.isdigit():
         raise GraftError(f"{where}: top={top} is no number")
     sides = models_report.Sides.of(result)
     if view == "models":
-        return _markdown(*models_report.models(result["rows"], sides), 2)
+        return markdown(*models_report.models(result["rows"], sides), 2)
     found = models_report.groups(result)[: int(top) or None]
-    return _markdown(*models_report.kernels(found, sides), 2)
+    return markdown(*models_report.kernels(found, sides), 2)
 
 
 def sentence(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
@@ -268,7 +266,7 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
             if steps:
                 points = [(row, _generated(row)) for row in rows]
                 lines.append(_summary_line(f"{name}: generated kernels", points, steps))
-    return _markdown(["", "points", "stock / patched", "worst", "at"], lines, 1)
+    return markdown(["", "points", "stock / patched", "worst", "at"], lines, 1)
 
 
 def _summary_line(
@@ -335,7 +333,7 @@ def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
             sol = row["times"].get(judged, {}).get("sol")
             cells.append(f"{sol:.0%}" if sol else "")
         lines.append(cells)
-    return _markdown(head, lines, len(lead))
+    return markdown(head, lines, len(lead))
 
 
 def by_case(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
@@ -369,7 +367,7 @@ def by_case(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
         ]
         cells.append(", ".join(failures))
         lines.append(cells)
-    return _markdown(head, lines, 2)
+    return markdown(head, lines, 2)
 
 
 def apart(before: results.Result, after: results.Result) -> str:
@@ -383,38 +381,9 @@ def apart(before: results.Result, after: results.Result) -> str:
         median = statistics.median(repeat.apart for repeat in group)
         at = worst.key.split(" ")[1]
         lines.append([case, what, str(len(group)), f"{median:.1%}", f"{worst.apart:.1%}", at])
-    return _markdown(["case", "what", "points", "median", "worst", "at"], lines, 2)
-
-
-def cell(time: dict[str, object]) -> str:
-    """A contender's time of a point as a cell: microseconds, the kind of its error, or nothing."""
-    if "us" in time:
-        us = time["us"]
-        assert isinstance(us, dict)
-        return f"{us['median']:.1f}"
-    if "error" in time:
-        error = time["error"]
-        assert isinstance(error, dict)
-        return str(error["kind"])
-    return ""
-
-
-def speedup(row: results.Row, base: str, label: str) -> float | None:
-    """Time of `base` over time of `label`: paired where the row has it, else of the medians."""
-    paired = row.get("speedup", {})
-    times = row["times"]
-    if next(iter(times)) == base and label in paired:
-        return float(paired[label]["median"])
-    if "us" in times.get(base, {}) and "us" in times.get(label, {}):
-        return float(times[base]["us"]["median"] / times[label]["us"]["median"])
-    return None
+    return markdown(["case", "what", "points", "median", "worst", "at"], lines, 2)
 
 
 def _speedup(row: results.Row, base: str, label: str) -> str:
     ratio = speedup(row, base, label)
     return "" if ratio is None else f"{ratio:.2f}"
-
-
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> str:
-    rule = ["---" if i < left else "---:" for i in range(len(head))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))

@@ -8,7 +8,10 @@ device for the life of a process, and Triton's active driver is global.
 `capture`   a function or a training step -> the graphs that Inductor is given
 `compile`   a graph -> the wrapper and kernels that Inductor generates
 `assemble`  a kernel -> registers, spills, shared memory, occupancy
+`interpret` kernels under Triton's interpreter, and `backend` torch.compile on them
+`numerics`  what came out, against eager in float64
 `worker`    one request, one process
+`explain`   asks for stock and patched, and compares; `explain_screen` prints it
 
-What runs here imports torch, triton, numpy and the standard library only.
+What runs in a worker imports torch, triton, numpy and the standard library only.
 """

@@ -197,7 +197,7 @@ def _recording(refusals: bool) -> Iterator[_Record]:
 
     def define_kernel(self: Any, src_code: str, node_schedule: Any, kernel: Any) -> str:
         name: str = define(self, src_code, node_schedule, kernel)
-        record.kernels.setdefault(name, _facts(name, kernel))
+        record.kernels.setdefault(name, _facts(kernel))
         return name
 
     build = AsyncCompile.triton
@@ -237,7 +237,7 @@ def _no_facts() -> dict[str, Any]:
     }
 
 
-def _facts(name: str, kernel: Any) -> dict[str, Any]:
+def _facts(kernel: Any) -> dict[str, Any]:
     """What Inductor knows of a kernel while it generates it; sizes are hints where symbolic."""
     from torch._inductor.codegen.simd import SIMDKernel
 

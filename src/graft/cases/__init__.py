@@ -1,0 +1,93 @@
+"""What `graft explain` and `graft bench` compile: functions of tensors and training steps."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graft.cases import models
+from graft.cases.case import DTYPES, Case, Shape, numel
+from graft.errors import UsageError, nearest
+from graft.places import ROOT
+
+__all__ = ["DTYPES", "FOLDER", "Case", "Shape", "find", "load_all", "numel"]
+
+FOLDER = ROOT / "bench" / "cases"
+
+
+@functools.cache
+def load_all(folder: Path = FOLDER) -> dict[str, Case]:
+    """Every case of the modules in `folder`, by name."""
+    found: dict[str, Case] = {}
+    for path in sorted(folder.glob("*.py")):
+        for case in getattr(_module(path), "CASES", ()):
+            if case.name in found:
+                raise UsageError(f"{path}: there is another case called {case.name!r}")
+            found[case.name] = case
+    return found
+
+
+def find(name: str) -> Case:
+    """The case or the model called `name`, or what `file.py:attribute` names. Raises UsageError."""
+    if ":" in name:
+        return _from_file(name)
+    known = load_all()
+    if name not in known:
+        if name in models.catalogue():
+            return models.case(models.catalogue()[name])
+        raise UsageError(
+            f"there is no case called {name!r}{nearest(name, known)}", next="graft explain --list"
+        )
+    return known[name]
+
+
+@functools.cache
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"graft_case_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where Dynamo looks up the globals of what it traces
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_file(name: str) -> Case:
+    """`file.py:attribute`, a Case or a function of a device that returns (fn or model, inputs)."""
+    file, _, attribute = name.rpartition(":")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UsageError(f"there is no file {file!r} (in {name!r})")
+    module = _module(path)
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise UsageError(f"{file} has no {attribute!r}{nearest(attribute, vars(module))}")
+    if isinstance(found, Case):
+        return found
+    if not callable(found) or len(inspect.signature(found).parameters) != 1:
+        raise UsageError(
+            f"{name} is neither a graft.cases.Case nor a function that takes a device and returns "
+            "(function, inputs) or (model, inputs)"
+        )
+    return _from_function(attribute, found)
+
+
+def _from_function(name: str, build: Callable[[torch.device], tuple[Any, tuple[Any, ...]]]) -> Case:
+    target, _ = build(torch.device("meta"))
+    is_model = isinstance(target, torch.nn.Module)
+    return Case(
+        name=name,
+        summary=inspect.getdoc(build) or name,
+        fn=(lambda model, *inputs: model(*inputs)) if is_model else target,
+        inputs=lambda shape, dtype, device: tuple(build(device)[1]),
+        shapes={"default": [()]},
+        model=(lambda device: build(device)[0]) if is_model else None,
+    )

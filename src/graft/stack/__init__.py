@@ -1,0 +1,44 @@
+"""The stack: its series of patches, the trees made from it, and the ways to change and send it.
+
+`pins`, `patches`, `series`   the release, a patch file, their order
+`trees`                       the patched environments
+`workbench`, `refresh`        the stack as commits to edit, and back
+`each`                        whether each patch is needed by its tests
+`export`                      commits on a checkout of PyTorch
+`submit`, `ghstack_session`, `fork`   and sent from there
+"""
+
+from graft.stack.patches import FileChange, Hunk, Patch, Status, misread_line, release_numbers
+from graft.stack.series import (
+    COPIES,
+    Stack,
+    check_copies,
+    copies,
+    copy_path,
+    differing_copies,
+    files_hash,
+    load,
+    read_line,
+    series_file,
+    write_line,
+)
+
+__all__ = [
+    "COPIES",
+    "FileChange",
+    "Hunk",
+    "Patch",
+    "Stack",
+    "Status",
+    "check_copies",
+    "copies",
+    "copy_path",
+    "differing_copies",
+    "files_hash",
+    "load",
+    "misread_line",
+    "read_line",
+    "release_numbers",
+    "series_file",
+    "write_line",
+]
