@@ -118,18 +118,18 @@ def wheel_checkout(folder: Path) -> tuple[Stack, str]:
 def upstream_tests_of(patches: Sequence[Patch]) -> dict[str, str]:
     """Stand-ins for upstream's tests that patches change, which no wheel has: the lines that the
     hunks want, where they want them, between empty ones."""
-    made: dict[str, str] = {}
+    made: dict[str, list[str]] = {}
     ours = {change.path for patch in patches for change in patch.files if change.is_new}
     for patch in patches:
         for file in unidiff.PatchSet(patch.text.decode()):
             if file.path in ours or not file.path.startswith("test/"):
                 continue
-            lines = [""] * max(hunk.source_start + hunk.source_length for hunk in file)
+            lines = made.setdefault(file.path, [])
             for hunk in file:
+                lines += [""] * (hunk.source_start + hunk.source_length - len(lines))
                 for at, line in enumerate(hunk.source_lines(), hunk.source_start - 1):
                     lines[at] = line.value.rstrip("\n")
-            made[file.path] = "\n".join(lines) + "\n"
-    return made
+    return {path: "\n".join(lines) + "\n" for path, lines in made.items()}
 
 
 class GitHub(ghstack.github_fake.FakeGitHubEndpoint):

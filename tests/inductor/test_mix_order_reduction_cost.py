@@ -168,6 +168,20 @@ class DecisionTest(TestCase):
         found, _ = self.run_with(rms_norm_backward, *self.inputs(*shape))
         self.assertEqual(found, fused)
 
+    def test_a_view_that_is_cast(self):
+        # its loops are those of the rows when they are merged, which a later round asks
+        def f(x, dy, weight, rstd):
+            xhat = x * rstd
+            wdy = weight * dy
+            dx = (wdy - xhat * (xhat * wdy).mean(-1, keepdim=True)) * rstd
+            return dx, dx.view(-1, 768).to(x.dtype), (dy * xhat).sum((0, 1))
+
+        x, dy, weight, rstd = self.inputs(300, 768)
+        args = [each.view(4, 75, -1) for each in (x, dy, rstd)]
+        found, _ = self.run_with(f, *args[:2], weight, args[2])
+        self.assertEqual(found, 1)
+        self.assertEqual(metrics.generated_kernel_count, 2)
+
     @parametrize("shape, fused", (((300, 768), 0), ((8192, 640), 1)))
     @parametrize(
         "why", ("knob", "rows are not split", "one split size", "unknown GPU")

@@ -368,8 +368,8 @@ def _watching_refusals(record: _Record) -> Iterator[None]:
     def can_fuse(cls: Any, node1: Any, node2: Any, /, **how: Any) -> Any:
         return asked(lambda: pairwise(cls, node1, node2, **how), node1, node2, _gate)
 
-    def can_fuse_with(self: Any, other: Any) -> Any:
-        return asked(lambda: joining(self, other), self, other, lambda first, second: None)
+    def can_fuse_with(self: Any, other: Any, *how: Any) -> Any:
+        return asked(lambda: joining(self, other, *how), self, other, lambda first, second: None)
 
     log.setLevel(logging.DEBUG)
     log.propagate = False
