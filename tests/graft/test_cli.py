@@ -102,6 +102,13 @@ def test_verify_checks_the_copies(made: Tree) -> None:
         stray.unlink()
 
 
+def test_pack_names_a_folder_that_is_not_there(made: Tree, tmp_path: Path) -> None:
+    done = graft(made, "pack", "-o", tmp_path / "nowhere" / "x.pyz")
+    assert done.returncode == 2
+    assert f"{tmp_path}/nowhere is no folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_pack_says_where_and_how(made: Tree, tmp_path: Path) -> None:
     done = graft(made, "pack", "-o", tmp_path / "x.pyz")
     assert done.returncode == 0, done.stderr

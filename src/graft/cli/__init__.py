@@ -178,7 +178,7 @@ def clean(prefix: Path) -> None:
 
 @graft.command()
 @options.prefix
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
+@click.option("-o", "--output", type=options.OutputFile(), help="The file to write.")
 def pack(prefix: Path, output: Path | None) -> None:
     """Write a tree as one file that installs it on a host with the pinned torch."""
     from graft import stack
