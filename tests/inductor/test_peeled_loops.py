@@ -50,6 +50,19 @@ def extrema(x):
     return torch.stack(torch.aminmax(x, dim=-1))
 
 
+def vector_columns(code):
+    """The adjacent columns that share a maximum, in whole blocks and in what is left alike."""
+    (columns,) = {
+        int(call)
+        for call in re.findall(
+            r"online_softmax_combine_columns\(.*?, (\d+), (?:True|False)\s*\)",
+            code,
+            re.DOTALL,
+        )
+    }
+    return columns
+
+
 @unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
 @instantiate_parametrized_tests
 class PeeledLoopsTest(TestCase):
@@ -161,29 +174,20 @@ class PeeledLoopsTest(TestCase):
     def test_vectors(self):
         """Rows that are aligned are loaded so, whatever their length."""
 
-        def vector(code):
-            call, rest = re.findall(
-                r"online_softmax_combine_columns\(.*?\n *\)", code, re.DOTALL
-            )
-            self.assertEqual(call.split(), rest.split())
-            return int(re.findall(r", (\d+), (?:True|False)\s*\)$", call)[0])
-
         def loss(x):
             return torch.nn.functional.cross_entropy(x, targets)
 
         targets = torch.tensor([0, 5000, -100, 17, 3], device=GPU_TYPE)
         for stride, expected in ((5008, 8), (5004, 4), (5001, 1)):
             code = self.check(loss, self.rows(stride=stride))
-            self.assertEqual(vector(code), expected)
+            self.assertEqual(vector_columns(code), expected)
 
-    def test_narrower_stores(self):
-        """A thread has no more columns than it stores at once."""
-        code = self.check(softmax, self.rows())
-        self.assertIn("['tt.divisibility', 2]", code)
-        code = self.check(softmax, self.rows(5002))
-        self.assertIn("['tt.divisibility', 4]", code)
-        code = self.check(softmax, self.rows(5008))
+    @parametrize("columns", (COLUMNS, 5002, STRIDE))
+    def test_narrower_stores(self, columns):
+        """Rows are loaded as they are aligned, however those that are stored begin."""
+        code = self.check(softmax, self.rows(columns))
         self.assertNotRegex(code, r"'tt.divisibility', [248]\]")
+        self.assertEqual(vector_columns(code), 8)
 
     def test_dynamic_rows(self):
         x = self.rows()

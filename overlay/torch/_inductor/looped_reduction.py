@@ -21,24 +21,19 @@ blocks of a long row have no mask, and what is left of it is a block apart.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, TYPE_CHECKING
-
-from torch.utils._ordered_set import OrderedSet
+from typing import Optional, TYPE_CHECKING
 
 from . import config
-from .codegen.common import TensorArg
 from .dependencies import MemoryDep
 from .mix_order_producer_sum_cost import L2_MIB
 from .mix_order_reduction import accessed_numel
 from .persistent_reduction import has_online_softmax
 from .runtime.hints import ReductionHint
-from .vector_width import accesses, aligned_columns, limit_alignment, VECTOR_BYTES
+from .vector_width import accesses, aligned_columns
 from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import sympy
 
     from .codegen.simd import IterationRangesRoot
@@ -116,9 +111,7 @@ class SharedMaxima:
         vector = vector_columns(features)
         if loop is None or not vector:
             return None
-        if peels_last_block(kernel):
-            vector = min(vector, stored_columns(features))
-        else:
+        if not peels_last_block(kernel):
             vector = largest_divisor(features.reduction_numel, vector)
         return cls(min(vector, loop.columns_per_thread), loop)
 
@@ -157,53 +150,6 @@ def vector_columns(features: SIMDKernelFeatures) -> int:
         (adjacent_columns(dep, columns) for deps in whole.values() for dep in deps),
         default=0,
     )
-
-
-def stored_columns(features: SIMDKernelFeatures) -> int:
-    """
-    Columns that a thread stores at once, at most.
-
-    A thread that loads eight, and stores them one at a time, writes to as many lines as
-    there are threads each time.
-    """
-    columns = features.reduction_numel
-    nodes = OrderedSet(node.get_name() for node in features.scheduler_nodes())
-    is_local = V.graph.scheduler.can_buffer_be_removed_through_fusion
-    is_equal = V.graph.sizevars.statically_known_equals
-    return min(
-        (
-            adjacent_columns(dep, columns)
-            for node in features.scheduler_nodes()
-            for dep in node.read_writes.writes
-            if isinstance(dep, MemoryDep)
-            and is_equal(accessed_numel(dep), features.numel * columns)
-            and not is_local(dep.name, nodes)
-        ),
-        default=VECTOR_BYTES,
-    )
-
-
-def load_as_stored(
-    attributes: Any, signature: Sequence[Any], kernel: TritonKernel
-) -> None:
-    """
-    Lower what ``attributes``, of the arguments in ``signature`` by position, say of the
-    addresses of rows, so that a thread has no more adjacent columns than it stores.
-    """
-    features = kernel.features
-    if not peels_last_block(kernel):
-        return
-    stored = stored_columns(features)
-    if stored >= vector_columns(features):
-        return
-    whole = accesses(features, features.numel * features.reduction_numel)
-    limits = {
-        arg.buffer: stored * arg.dtype.itemsize
-        for arg in signature
-        if isinstance(arg, TensorArg) and arg.buffer in whole
-    }
-    narrower = {name: size for name, size in limits.items() if size < VECTOR_BYTES}
-    limit_alignment(attributes, signature, narrower)
 
 
 def decides_warps(kernel: TritonKernel) -> bool:
