@@ -35,7 +35,8 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "minutes": (int, float),
 }
 # What a result file's command does not have, or has only where the peers came from a folder.
-_NOT_KEPT = re.compile(r" --peers DIR| --rounds \d+")
+# How many compile side by side is of no account.
+_NOT_KEPT = re.compile(r" --peers DIR| --rounds \d+| --jobs-per-gpu \d+")
 
 
 @dataclass(frozen=True)
