@@ -1,4 +1,4 @@
-"""What a stack generates for a case, for a described GPU: `python -m graft.devtools.codes GPU`.
+"""What a stack generates for a case, by `python -m graft.devtools.codes GPU CACHES`.
 
 A process for many cases: each is captured in a fork of it, which has imported and warmed up what
 all of them need, so that no case sees what an earlier one left. On standard input a request a line,
@@ -30,7 +30,6 @@ import re
 import select
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -373,36 +372,35 @@ def forked(make: Callable[[], dict[str, Any]], limit_s: float = LIMIT_S) -> dict
 
 def main(argv: Sequence[str]) -> int:
     """Answers requests until its input ends."""
-    (gpu,) = argv
+    gpu, caches = argv
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what torch prints must not be taken for an answer
-    with tempfile.TemporaryDirectory(prefix="graft-codes-") as caches:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(caches, "triton")
-        import torch
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(caches, "triton")
+    import torch
 
-        from graft.lab import devices, fakegpu
+    from graft.lab import devices, fakegpu
 
-        torch.set_num_threads(1)
-        fakegpu.install(devices.find(gpu))
-        _be_quiet()
-        warm = False
-        for line in sys.stdin:
-            request = json.loads(line)
-            if "list" in request:
-                group = request.pop("list")
-                reply: dict[str, Any] = {"items": listed(group, **request)}
-            else:
-                if not warm:
-                    _warm_up()
-                    warm = True
-                item = request["item"]
-                if item.startswith("operators/"):
-                    from graft.upstream import operators
+    torch.set_num_threads(1)
+    fakegpu.install(devices.find(gpu))
+    _be_quiet()
+    warm = False
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "list" in request:
+            group = request.pop("list")
+            reply: dict[str, Any] = {"items": listed(group, **request)}
+        else:
+            if not warm:
+                _warm_up()
+                warm = True
+            item = request["item"]
+            if item.startswith("operators/"):
+                from graft.upstream import operators
 
-                    operators.operators()  # a second, of which a fork would keep nothing
-                reply = {"item": item, **forked(functools.partial(_answer_in_fork, item))}
-            print(json.dumps(reply).replace(caches, ""), file=answers, flush=True)
+                operators.operators()  # a second, of which a fork would keep nothing
+            reply = {"item": item, **forked(functools.partial(_answer_in_fork, item))}
+        print(json.dumps(reply).replace(caches, ""), file=answers, flush=True)
     return 0
 
 

@@ -228,12 +228,13 @@ def _jobs(
 
 
 class _Worker:
-    """A `python -m graft.devtools.codes GPU` of a side."""
+    """A `python -m graft.devtools.codes GPU CACHES` of a side; its caches go with it."""
 
     def __init__(self, python: str, gpu: str) -> None:
+        self.caches = tempfile.TemporaryDirectory(prefix="graft-codes-")
         self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [python, "-P", "-m", "graft.devtools.codes", gpu],
+            [python, "-P", "-m", "graft.devtools.codes", gpu, self.caches.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -271,6 +272,7 @@ class _Worker:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
         self.errors.close()
+        self.caches.cleanup()
 
 
 def _environment() -> dict[str, str]:
