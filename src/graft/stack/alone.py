@@ -76,10 +76,10 @@ def alone(stack: Stack, name: str, pristine: Mapping[str, bytes], folder: Path) 
         repo.git("commit", "-q", "--allow-empty", "-F", "-", input=patch.message)
         made.append(repo.id())
     patches = []
-    for at, text in zip(own, repo.export(made), strict=True):
+    for at, diff in zip(own, repo.export(made), strict=True):
         file = folder / stack.patches[at].name
-        file.write_bytes(text)
-        patches.append(replace(stack.patches[at], path=file, text=text))
+        file.write_bytes(diff)
+        patches.append(replace(stack.patches[at], path=file, text=diff))
     found = replace(stack, patches=tuple(patches), series=(series,))
     found.check()
     return found
@@ -119,6 +119,10 @@ def _bound(text: bytes) -> set[str]:
     """The names that a module's imports bind."""
     nodes = (n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.Import, ast.ImportFrom)))
     return {alias.asname or alias.name for node in nodes for alias in node.names}
+
+
+def _is_module(path: str) -> bool:
+    return path.startswith("torch/") and path.endswith(".py")
 
 
 def _words(text: str) -> list[str]:
@@ -203,7 +207,7 @@ class _Woven:
                 done.append(line)
             if line.is_in(before) and line.opens_block:
                 blocks.append(line)
-        if not path.endswith(".py"):
+        if not _is_module(path):
             return "".join(line.text for line in done)
         return "".join(_imported_lines(done, kept, _bound(self.pristine.get(path, b""))))
 
@@ -224,7 +228,7 @@ class _Woven:
         before = set(range(at + 1))
         used: dict[str, set[str]] = {}
         carried: dict[str, str] = {}
-        todo = [item for item in files.items() if item[0].endswith(".py")]
+        todo = [item for item in files.items() if _is_module(item[0])]
         while todo:
             path, text = todo.pop()
             for module, names in _imports(path, text):
@@ -241,10 +245,14 @@ class _Woven:
 def _imports(path: str, text: str) -> tuple[tuple[str, frozenset[str]], ...]:
     """The modules of the package that a file imports from, by path, with the names it takes."""
     found: dict[str, set[str]] = {}
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom):
-            continue
+    attributes: dict[str, set[str]] = {}
+    imports: list[ast.ImportFrom] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            imports.append(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            attributes.setdefault(node.value.id, set()).add(node.attr)
+    for node in imports:
         if node.level:
             folder = PurePosixPath(path).parents[node.level - 1]
         elif (node.module or "").startswith("torch."):
@@ -254,19 +262,11 @@ def _imports(path: str, text: str) -> tuple[tuple[str, frozenset[str]], ...]:
         module = folder / (node.module or "").replace(".", "/")
         for alias in node.names:
             found.setdefault(f"{module}.py", set()).add(alias.name)
-            found.setdefault(f"{module / alias.name}.py", set()).update(
-                _attributes(tree, alias.asname or alias.name)
-            )
+            used = attributes.get(alias.asname or alias.name, set())
+            found.setdefault(f"{module / alias.name}.py", set()).update(used)
     return tuple(
         (path, frozenset(names)) for path, names in found.items() if path.startswith(_PACKAGE)
     )
-
-
-def _attributes(tree: ast.AST, name: str) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id == name:
-                yield node.attr
 
 
 def _reduced(text: str, names: Collection[str]) -> str:
