@@ -80,7 +80,7 @@ def alone(stack: Stack, name: str, pristine: Mapping[str, bytes], folder: Path) 
         file = folder / stack.patches[at].name
         file.write_bytes(diff)
         patches.append(replace(stack.patches[at], path=file, text=diff))
-    found = replace(stack, patches=tuple(patches), series=(series,))
+    found = replace(stack, patches=tuple(patches))
     found.check()
     return found
 

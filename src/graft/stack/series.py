@@ -71,7 +71,12 @@ class Stack:
         # patches that stand before the first series belong to none, and to every prefix
         named = {name for each in self.series for name in each.patches}
         patches = tuple(p for p in self.patches if p.name in kept or p.name not in named)
-        return Stack(self.pin, patches, self.series[: at + 1])
+        return replace(self, patches=patches)
+
+    @property
+    def names(self) -> set[str]:
+        """Of all patches that the series have, also where `patches` are some of them."""
+        return {patch.name for patch in self.patches}.union(*(s.patches for s in self.series))
 
     @cached_property
     def files(self) -> Mapping[str, str]:
