@@ -157,6 +157,13 @@ def test_links_between_pages() -> None:
             assert (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
 
 
+def test_readme_can_be_read() -> None:
+    """Its first screen has the two commands and one table; no paragraph has more than two links."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    for part in re.split(r"\n\s*\n|\n(?=[-|#] ?)", text):
+        assert len(re.findall(r"\]\([^)]+\)", part)) <= 2, part
+
+
 def test_glossary() -> None:
     rows = re.findall(r"^\| ", (ROOT / "docs/glossary.md").read_text("utf-8"), re.M)
     assert len(rows) - 2 <= TERMS

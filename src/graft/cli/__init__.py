@@ -76,7 +76,10 @@ def status(prefix: Path) -> None:
     stale = "" if there.stack_hash == series.hash else "  (the series has changed: ./build.sh)"
     click.echo(f"stack   {there.stack_hash[:12]}{stale}")
     click.echo(f"patches {len(there.patches)}")
+    heads = {each.patches[0]: each.name for each in series.series}
     for name in there.patches:
+        if name in heads:
+            click.echo(f"  # {heads[name]}")
         click.echo(f"  {name}")
     found = _knobs(there)
     click.echo(f"knobs   {len(found)}")
