@@ -170,6 +170,9 @@ def peels_last_block(kernel: TritonKernel) -> bool:
     """
     Whether ``kernel`` loops over the whole blocks of long rows, and has the rest of a row
     as a block of its own, which alone is masked.
+
+    Of rows that begin anywhere, where each column is loaded by itself with or without a
+    mask, only an online softmax gains by that.
     """
     columns = kernel.features.reduction_numel
     return (
@@ -182,6 +185,9 @@ def peels_last_block(kernel: TritonKernel) -> bool:
             kernel._has_constant_mask(tree)
             for tree in kernel.range_trees
             if tree.is_loop
+        )
+        and (
+            vector_columns(kernel.features) > 1 or has_online_softmax(kernel.features)
         )
     )
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.bench import results
+from graft.bench import carried, results
 from graft.errors import GraftError
 from graft.places import ROOT
 from graft.stack.pins import DEFAULT_PIN
@@ -35,7 +35,8 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "minutes": (int, float),
 }
 # What a result file's command does not have, or has only where the peers came from a folder.
-_NOT_KEPT = re.compile(r" --peers DIR| --rounds \d+")
+# How many compile side by side is of no account.
+_NOT_KEPT = re.compile(r" --peers DIR| --rounds \d+| --jobs-per-gpu \d+")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Part:
     command: str
     result: str
     minutes: float
+
+    @property
+    def models(self) -> bool:
+        """Whether it measures models of other libraries."""
+        return self.command.startswith("graft bench models")
 
     @property
     def peers(self) -> bool:
@@ -70,7 +76,8 @@ class Published:
 class Kept:
     """What a result file says of its run: how much of it there is, by which stack, and when.
 
-    `command` is whether it is of the part's; `absent` are contenders that were left out.
+    `command` is whether it is of the part's; `absent` are contenders that were left out;
+    `same_code` the hash of a stack that generates the same code for all of it.
     """
 
     stack_hash: str
@@ -79,10 +86,16 @@ class Kept:
     points: int
     command: bool
     absent: tuple[str, ...] = ()
+    same_code: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the part."""
+        return self.complete and self.command
 
     def is_of(self, stack_hash: str) -> bool:
-        """Whether it is all of the part as the stack is."""
-        return self.complete and self.command and self.stack_hash == stack_hash
+        """Whether it is all of the part as the stack is, or as one with the same code."""
+        return self.is_whole and stack_hash in (self.stack_hash, self.same_code)
 
 
 def file(root: Path = ROOT) -> Path:
@@ -129,7 +142,7 @@ def tree_hash(root: Path = ROOT) -> str | None:
     return stack.load(pins.load(DEFAULT_PIN, root), root).hash
 
 
-def kept(path: Path, command: str) -> Kept | None:
+def kept(path: Path, command: str, root: Path = ROOT) -> Kept | None:
     """What a result file or a journal (`.part`) of `command` says of its run; None without one.
 
     A file that cannot be read is as none: it is measured anew.
@@ -151,6 +164,7 @@ def kept(path: Path, command: str) -> Kept | None:
                 for label, about in data.get("contenders", {}).items()
                 if isinstance(about, dict) and "absent" in about
             ),
+            same_code=carried.stack(path, data["stack_hash"], root),
         )
     except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None

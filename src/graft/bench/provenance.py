@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from graft.bench import results
+from graft.bench import carried, results
 from graft.errors import GraftError
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
@@ -28,6 +28,7 @@ def stamp(path: Path, root: Path) -> str:
     Raises GraftError for a `bench/made.toml` that is none.
     """
     stacks: list[str] = []
+    same: str | None = None
     date = ""
     if ".jsonl" not in path.name:
         try:
@@ -36,13 +37,15 @@ def stamp(path: Path, root: Path) -> str:
             return ""
         found = data.get("stack_hash") or data.get("stack")
         stacks, date = [found] if found else [], data.get("date", "")
+        same = carried.stack(path, found, root) if found else None
     folder = root / "bench" / "results"
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
     listed = _made(root).get(name, {})
     stacks, date = stacks or listed.get("stacks", []), date or listed.get("date", "")
     word = "Stack" if len(stacks) == 1 else "Stacks"
     names = " and ".join(stack[:12] for stack in stacks)
-    return ", ".join(filter(None, (f"{word} {names}" if names else "", date[:10])))
+    said = ", ".join(filter(None, (f"{word} {names}" if names else "", date[:10])))
+    return f"{said} (the same code in {same[:12]})" if same else said
 
 
 def cited(text: str, root: Path) -> Iterator[Path]:

@@ -52,6 +52,8 @@ class State:
             notes = [] if self.shown.complete else ["not all points"]
             notes += [] if self.shown.command else ["another command"]
             notes += [f"without {label}" for label in self.shown.absent]
+            if self.shown.same_code:
+                notes.append(f"the same code in {self.shown.same_code[:12]}")
             said = ", ".join([f"{'fresh' if self.fresh else 'stale'}: {said}", *notes])
         if self.under_way and not (self.fresh and self.under_way.complete):
             whole = " (all)" if self.under_way.complete else ""
@@ -71,9 +73,9 @@ def _work(part: Part, root: Path) -> Path:
 
 def state(part: Part, stack_hash: str, root: Path = ROOT) -> State:
     """How far a part is, as files say. What is under way counts if it is of `stack_hash`."""
-    shown = parts.kept(root / part.result, part.command)
+    shown = parts.kept(root / part.result, part.command, root)
     work = _work(part, root)
-    found = [parts.kept(path, part.command) for path in (work, results.part_of(work))]
+    found = [parts.kept(path, part.command, root) for path in (work, results.part_of(work))]
     of_it = [each for each in found if each and each.command and each.stack_hash == stack_hash]
     under_way = max(of_it, key=lambda each: (each.complete, each.points), default=None)
     return State(part, shown, under_way, bool(shown and shown.is_of(stack_hash)))
@@ -127,7 +129,7 @@ def publish(
     published = parts.load(root)
     chosen = choose(names, published)
     there = tree.load(prefix)
-    _check_tree(there, root)
+    check_tree(there, root)
     hash = there.stack_hash
     if again:
         for part in chosen:
@@ -178,7 +180,8 @@ def _write_tables(root: Path, say: Say) -> None:
         say(f"{page.relative_to(root)}: tables written")
 
 
-def _check_tree(there: tree.Tree, root: Path) -> None:
+def check_tree(there: tree.Tree, root: Path) -> None:
+    """Raise GraftError where a tree is not what patches/ says."""
     due = parts.tree_hash(root)
     if due is not None and there.stack_hash != due:
         raise GraftError(

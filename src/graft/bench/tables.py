@@ -33,7 +33,16 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from graft.bench import agreement, models_report, outcome_tables, parts, provenance, results, shapes
+from graft.bench import (
+    agreement,
+    carried,
+    models_report,
+    outcome_tables,
+    parts,
+    provenance,
+    results,
+    shapes,
+)
 from graft.bench.cells import cell, markdown, speedup
 from graft.bench.stats import geomean
 from graft.errors import GraftError
@@ -104,13 +113,19 @@ def content(spec: Sequence[str], root: Path, where: str) -> str:
         if not files and where not in CURRENT:
             return f"Not measured yet: `graft bench publish --part {next(iter(to_come.values()))}`."
     if where in CURRENT and (hash := parts.tree_hash(root)) is not None:
-        files = [name for name in files if results.load(root / name)["stack_hash"] == hash]
+        files = [name for name in files if hash in _stacks(root / name, root)]
     if where in CURRENT and not files:
         return NONE_CURRENT
     spec = [*files, *(f"{name}={value}" for name, value in options.items())]
     stamps = dict.fromkeys(filter(None, (provenance.stamp(root / name, root) for name in files)))
     between = " " if options.get("view") == "sentence" else "\n\n"
     return between.join([table(spec, root, where), *(["; ".join(stamps) + "."] if stamps else [])])
+
+
+def _stacks(path: Path, root: Path) -> tuple[str, str | None]:
+    """The stack that a result is of, and one with the same code."""
+    measured = results.load(path)["stack_hash"]
+    return measured, carried.stack(path, measured, root)
 
 
 def _to_come(files: Sequence[str], root: Path) -> dict[str, str]:

@@ -593,7 +593,9 @@ def explain(
 @options.prefix
 @click.argument("a")
 @click.argument("b")
-@click.option("--group", "groups", multiple=True, help="cases, operators or graphs (default: all).")
+@click.option(
+    "--group", "groups", multiple=True, help="cases, operators, graphs (default), or points."
+)
 @click.option("--gpu", "gpus", multiple=True, help="A100, H100, H200 or B200 (default: all).")
 @click.option("--cases", "only", multiple=True, help="Only what has this in its name.")
 @click.option("--dtype", "dtypes", multiple=True, help="Of the cases (default: bf16).")

@@ -278,6 +278,23 @@ def publish(
     )
 
 
+@bench.command()
+@click.argument("revision")
+@click.option("--part", "names", multiple=True, metavar="NAME", help="These parts alone.")
+@click.option("--workers", type=int, help="Processes at a time (default: one a core).")
+@bench_options.prefix
+def carry(revision: str, names: tuple[str, ...], workers: int | None, prefix: Path | None) -> None:
+    """Keep what was measured of the stack at REVISION where the stack as it is has the same code.
+
+    Each point of a part is generated on both, by the lab; models have to be measured anew.
+    """
+    from graft.devtools import carry as carrying
+
+    carrying.carry(
+        revision, prefix or options.default_prefix(), names, workers=workers, say=click.echo
+    )
+
+
 def _points(
     cases: Sequence[str], wanted_shapes: str, dtypes: str, corpus: Path | None
 ) -> list[Any]:

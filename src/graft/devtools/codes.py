@@ -4,8 +4,9 @@ A process for many cases: each is captured in a fork of it, which has imported a
 all of them need, so that no case sees what an earlier one left. On standard input a request a line,
 `{"item": "graphs/1/17"}`, or `{"list": "cases", …}`; on standard output its answer.
 
-An item is `cases/NAME/DTYPE`, `operators/CASE` (`graft.lab.operators`) or `graphs/SEED/NUMBER`
-(`graft.lab.fuzz`). Its code is a list of sections, each of one of the `PARTS`:
+An item is `cases/NAME/DTYPE`, `operators/CASE` (`graft.lab.operators`), `graphs/SEED/NUMBER`
+(`graft.lab.fuzz`) or `points/PART/NAME/SHAPE/DTYPE`, a row of a published result. Its code is a
+list of sections, each of one of the `PARTS`:
 
 - `wrapper`: the module that Inductor writes for a graph, without the kernels' sources;
 - `kernel`: a Triton kernel's source, without what codegen hands to the heuristics;
@@ -36,6 +37,9 @@ from typing import Any
 from unittest import mock
 
 GROUPS = ("cases", "operators", "graphs")
+POINTS = "points"
+"""The group of what `bench/publish.toml` measures, but for models; where it is asked for."""
+
 PARTS = ("wrapper", "kernel", "meta", "configs", "comments")
 GRAPH_MODES = ("default", "non-strict", "sums", "full-sums")
 """Of generated graph number `i`: number `i` modulo 4."""
@@ -75,6 +79,8 @@ def listed(
     `seed` and `graphs` for the graphs."""
     if group == "graphs":
         return [f"graphs/{seed}/{index}" for index in range(graphs)]
+    if group == POINTS:
+        return list(dict.fromkeys(_points()))
     if group == "operators":
         from graft.upstream import operators
 
@@ -97,7 +103,8 @@ def code(item: str) -> list[Section]:
 
     group, _, name = item.partition("/")
     compiled: list[compile.Compiled] = []
-    capture = {"cases": _case, "operators": _operator, "graphs": _graph}[group]
+    kinds = {"cases": _case, "operators": _operator, "graphs": _graph, POINTS: _point}
+    capture = kinds[group]
     capture(name, compile.into(compiled, refusals=False))
     if not compiled:
         raise NoGraphError("it has no graph")
@@ -114,6 +121,27 @@ def _case(name: str, compiler: Any) -> None:
     name, _, dtype = name.rpartition("/")
     case = cases.find(name)
     capture.trace(case, case.default_shape, dtype, compiler)
+
+
+def _points() -> Iterator[str]:
+    """Of every row of a result, as it is there."""
+    from graft.bench import parts, results
+    from graft.places import ROOT
+
+    for part in parts.load(ROOT).parts:
+        if part.models or not (ROOT / part.result).exists():
+            continue
+        for row in results.load(ROOT / part.result)["rows"]:
+            shape = "x".join(map(str, row["shape"]))
+            yield f"{POINTS}/{part.name}/{row['case']}/{shape}/{row['dtype']}"
+
+
+def _point(name: str, compiler: Any) -> None:
+    from graft import cases
+    from graft.lab import capture
+
+    _, case, shape, dtype = name.split("/")
+    capture.trace(cases.find(case), tuple(map(int, shape.split("x"))), dtype, compiler)
 
 
 def _graph(name: str, compiler: Any) -> None:
