@@ -109,10 +109,10 @@ def wheel_checkout(folder: Path) -> tuple[Stack, str]:
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, folder / "torch/_inductor", ignore=ignore, symlinks=False)
     pin = pins.load()
-    patches = stack.load(pin, ROOT).patches
-    write_files(folder, {"version.txt": "2.11.0a0\n", **upstream_tests_of(patches)})
+    whole = stack.load(pin, ROOT)
+    write_files(folder, {"version.txt": "2.11.0a0\n", **upstream_tests_of(whole.patches)})
     commit = commit_all(folder, "release")
-    return Stack(replace(pin, commit=commit), patches), commit
+    return replace(whole, pin=replace(pin, commit=commit)), commit
 
 
 def upstream_tests_of(patches: Sequence[Patch]) -> dict[str, str]:

@@ -133,7 +133,7 @@ def test_clean(made: Tree, tmp_path: Path) -> None:
         (["status", "--prefix", "/nowhere"], 1, "there is no patched tree in /nowhere"),
         (["clean", "--prefix", "/usr"], 2, "/usr is not a patched tree"),
         (["opinfo", "--json", "/nowhere/x.json"], 2, "/nowhere is no folder"),
-        (["verify", "--complete"], 2, "--patch, --changed and --complete go with --each"),
+        (["verify", "--complete"], 2, "--patch, --series, --changed and --complete go with --each"),
         (["pin", "add", "2.11.0"], 2, "the series is that of 2.11.0"),
     ],
 )

@@ -643,3 +643,33 @@ def test_the_command(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     later = place.later(_inductor__scheduler=SCHEDULER.replace("return 5\n", "return 6\n"))
     with pytest.raises(GraftError, match="1 of 3 patches do not apply"):
         run("--onto", later)
+
+
+def test_one_series(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that needs others stands on them, one that does not on the release."""
+    monkeypatch.setattr(export_command, "ROOT", place.root)
+    monkeypatch.chdir(place.checkout.parent)
+    names = [patch.name for patch in place.stack.patches]
+    heads = ("# series: few reads\n", "# series: row split\n", "# series: tiling; alone\n")
+    text = "".join(f"{head}{name}\n" for head, name in zip(heads, names, strict=True))
+    stack.series_file(place.pin, place.root).write_text(text)
+
+    def run(name: str) -> list[str]:
+        args = ["export", "py torch", "--series", name]
+        invoke = CliRunner().invoke
+        said = invoke(graft, args, catch_exceptions=False, standalone_mode=False).output
+        return said.splitlines()[:2]
+
+    first = place.commit[:12]
+    assert run("few reads")[1] == f"branch graft/v2.11.0-few-reads: 1 commits on {first}"
+    before = place.git("rev-parse", "graft/v2.11.0-few-reads")[:12]
+    said = run("row-split")
+    assert said == [
+        "clean  split-the-rows-of-a-step.patch",
+        f"branch graft/v2.11.0-row-split: 1 commits on {before}",
+    ]
+    assert run("tiling")[1] == f"branch graft/v2.11.0-tiling: 1 commits on {first}"
+    changed = place.git("diff", "--name-only", place.commit, "graft/v2.11.0-tiling").split()
+    assert changed == ["torch/_inductor/codegen/simd.py"]
+    with pytest.raises(UsageError, match="no series rows: it has few reads, row split, tiling"):
+        run("rows")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+from hosted import wheel_checkout
+
 from graft import stack
+from graft.errors import GraftError, UsageError
 from graft.places import ROOT
-from graft.stack import pins
-from graft.stack.series import series_file
+from graft.stack import Stack, commits, export, pins, read_series
+from graft.stack.alone import alone
+from graft.stack.conflicts import CLEAN
+from graft.stack.git import git
 
 SERIES = (
     "correctness",
@@ -20,28 +29,107 @@ SERIES = (
     "row reductions and softmax",
     "tiling and pointwise",
 )
+OF_TYPES = ("OpsValue", "WorkspaceArg")  # that annotations name, and nothing imports from there
 MOST_PATCHES, SUBJECT_LENGTH, PAGE_LINES, TERMS = 30, 60, 60, 15
 
 
-def named(text: str) -> dict[str, list[str]]:
-    """The patches of each series, by the comment ``# series: NAME`` above its first one."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for line in text.splitlines():
-        if mark := re.fullmatch(r"# series: (.+)", line):
-            name = mark[1]
-            assert name not in found, f"{name} is named twice"
-            found[name] = []
-        elif line and not line.startswith("#"):
-            found[name].append(line.split()[0])
-    return found
-
-
 def test_series_are_named_in_order() -> None:
-    found = named(series_file(pins.load()).read_text("utf-8"))
-    assert tuple(found) == SERIES
-    assert all(found.values())
-    assert sum(map(len, found.values())) <= MOST_PATCHES
+    found = stack.load(pins.load())
+    assert tuple(series.name for series in found.series) == SERIES
+    assert [series.name for series in found.series if series.alone] == [*SERIES[-2:]]
+    in_them = [name for series in found.series for name in series.patches]
+    assert in_them == [patch.name for patch in found.patches]
+    assert len(in_them) <= MOST_PATCHES
+
+
+def test_a_series_is_found_by_its_name_or_slug() -> None:
+    found = stack.load(pins.load())
+    for name in SERIES:
+        assert found.series_of(name) is found.series_of(name.replace(" ", "-"))
+    with pytest.raises(UsageError) as wrong:
+        found.series_of("tilings")
+    assert all(name in wrong.value.message for name in SERIES)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [["# series: a", "# series: b", "x.patch"], ["# series: a", "x", "# series: a", "y"]],
+)
+def test_series_that_are_wrong(lines: list[str]) -> None:
+    with pytest.raises(GraftError, match="series a in here has"):
+        read_series(lines, "here")
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_each_series_applies_without_the_later_ones(name: str, prefixes: commits.Repo) -> None:
+    """Behind it, every module compiles, and what it imports of the package is there."""
+    found = stack.load(pins.load())
+    series = found.series_of(name)
+    at = [patch.name for patch in found.patches].index(series.patches[-1])
+    prefixes.git("checkout", "-q", "--detach", prefixes.commits("stack")[at])
+    check(prefixes.path, found.up_to(series))
+
+
+@pytest.mark.parametrize("name", SERIES[-2:])
+def test_each_of_the_last_series_applies_alone(name: str, tmp_path: Path) -> None:
+    checkout = tmp_path / "pytorch"
+    whole, commit = wheel_checkout(checkout)
+    released = {
+        path: (checkout / path).read_bytes() for path in whole.files if (checkout / path).exists()
+    }
+    found = alone(whole, name, released, tmp_path / "alone")
+    made, branch, _ = export.export(checkout, found)
+    assert [each.state for each in made.outcomes] == [CLEAN] * len(found.patches)
+    assert [each.patch.name for each in made.outcomes] == [*whole.series_of(name).patches]
+    git("checkout", "-q", branch, cwd=checkout)
+    check(checkout, found)
+    changed = git("diff", "--name-only", commit, branch, cwd=checkout).split()
+    assert sorted(changed) == sorted(found.files)
+
+
+def test_a_series_that_needs_others_is_not_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="row split needs those before it"):
+        alone(stack.load(pins.load()), "row split", {}, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def prefixes(tmp_path_factory: pytest.TempPathFactory) -> commits.Repo:
+    """The stack as commits, on the whole package as released."""
+    folder = tmp_path_factory.mktemp("prefixes")
+    whole, _ = wheel_checkout(folder / "pytorch")
+    there = (folder / "pytorch/torch").rglob("*.py")
+    released = {
+        path.relative_to(folder / "pytorch").as_posix(): path.read_bytes() for path in there
+    }
+    return commits.make(folder / "repo", released, whole.patches)
+
+
+def check(top: Path, found: Stack) -> None:
+    """That the modules of a stack, in the folder `top`, could be imported."""
+    files = [path for path in found.tree_files if path.endswith(".py")]
+    command = [sys.executable, "-m", "ruff", "check", "-q", "--isolated", "--no-cache"]
+    rules = ["--select=F821,F822,F823,E9", "--output-format=concise", *files]
+    said = subprocess.run([*command, *rules], cwd=top, capture_output=True, text=True).stdout
+    wrong = [line for line in said.splitlines() if not any(f"`{n}`" in line for n in OF_TYPES)]
+    assert not wrong, wrong
+    for path in files:
+        for node in ast.walk(ast.parse((top / path).read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                folder = (top / path).parents[node.level - 1]
+                check_import(node, folder.joinpath(*(node.module or "").split(".")), path)
+
+
+def check_import(node: ast.ImportFrom, module: Path, path: str) -> None:
+    if "_inductor" not in module.parts or "fb" in module.parts:
+        return  # another package, or what no release has
+    file = module.with_suffix(".py")
+    assert file.exists() or module.is_dir(), f"{path}: no {module.name}"
+    text = file.read_text("utf-8") if file.exists() else " ".join(p.stem for p in module.iterdir())
+    if file.exists() or not (module / "__init__.py").read_bytes():
+        for alias in node.names:
+            if alias.name in OF_TYPES:
+                continue
+            assert re.search(rf"\b{alias.name}\b", text), f"{path}: no {module.name}.{alias.name}"
 
 
 def test_subjects_are_short() -> None:
@@ -67,6 +155,13 @@ def test_links_between_pages() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             assert (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
+
+
+def test_readme_can_be_read() -> None:
+    """Its first screen has the two commands and one table; no paragraph has more than two links."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    for part in re.split(r"\n\s*\n|\n(?=[-|#] ?)", text):
+        assert len(re.findall(r"\]\([^)]+\)", part)) <= 2, part
 
 
 def test_glossary() -> None:

@@ -570,6 +570,22 @@ def test_a_dry_run_sends_nothing(there: Hosted, monkeypatch: pytest.MonkeyPatch)
     assert "--draft, --label is for pull requests" in refused.message
 
 
+def test_one_series_leaves_the_others(there: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [patch.name for patch in there.stack.patches]
+    heads = ("# series: few reads\n", "# series: row split\n", "# series: tiling; alone\n")
+    text = "".join(f"{head}{name}\n" for head, name in zip(heads, names, strict=True))
+    stack.series_file(there.pin, there.root).write_text(text)
+    said = command(there, monkeypatch, "submit", "pytorch", "--series", "tiling", "--send").output
+    assert "Tile both directions" in said
+    assert "Split the rows" not in said
+    assert len(there.pulls()) == 1
+    said = command(
+        there, monkeypatch, "submit", "pytorch", "--series", "row split", "--send"
+    ).output
+    assert "close it" not in said
+    assert len(there.pulls()) == 3
+
+
 def transcript(there: Hosted, monkeypatch: pytest.MonkeyPatch) -> str:
     """The session that docs/upstream.md shows."""
     said: list[str] = []

@@ -76,7 +76,10 @@ def status(prefix: Path) -> None:
     stale = "" if there.stack_hash == series.hash else "  (the series has changed: ./build.sh)"
     click.echo(f"stack   {there.stack_hash[:12]}{stale}")
     click.echo(f"patches {len(there.patches)}")
+    heads = {each.patches[0]: each.name for each in series.series}
     for name in there.patches:
+        if name in heads:
+            click.echo(f"  # {heads[name]}")
         click.echo(f"  {name}")
     found = _knobs(there)
     click.echo(f"knobs   {len(found)}")
@@ -101,6 +104,7 @@ def _knobs(there: Any) -> list[str]:
 @options.prefix
 @click.option("--each", is_flag=True, help="Also prove that each patch is needed by its tests.")
 @click.option("--patch", "only", multiple=True, help="With --each: only these patches.")
+@options.series
 @click.option(
     "--changed",
     "since",
@@ -115,7 +119,12 @@ def _knobs(there: Any) -> list[str]:
     help="With --patch or --changed: after each, the tests of all before it too, as for all.",
 )
 def verify(
-    prefix: Path, each: bool, only: tuple[str, ...], since: str | None, complete: bool
+    prefix: Path,
+    each: bool,
+    only: tuple[str, ...],
+    series: str | None,
+    since: str | None,
+    complete: bool,
 ) -> None:
     """Check base, tree, series and copies against each other, blob by blob."""
     from graft import stack
@@ -124,20 +133,22 @@ def verify(
 
     there = tree.load(prefix)
     pin = pins.load(there.pin)
-    series = stack.load(pin)
-    tree.verify(there, series)
+    whole = stack.load(pin)
+    tree.verify(there, whole)
     if pin.name == pins.DEFAULT_PIN:
-        stack.check_copies(series)
+        stack.check_copies(whole)
     click.echo(
         f"{there.prefix}: {len(pin.files)} files of the base, {len(there.files)} of the tree, "
-        f"{len(series.new_files)} copies and every link are what {pin.name} and its "
-        f"{len(series.patches)} patches say (stack {there.stack_hash[:12]})"
+        f"{len(whole.new_files)} copies and every link are what {pin.name} and its "
+        f"{len(whole.patches)} patches say (stack {there.stack_hash[:12]})"
     )
     if each:
-        _verify_each(there, series, only, since, complete)
-    elif only or since is not None or complete:
+        if series:
+            only += whole.series_of(series).patches
+        _verify_each(there, whole, only, since, complete)
+    elif only or series or since is not None or complete:
         raise UsageError(
-            "--patch, --changed and --complete go with --each", "graft verify --each ..."
+            "--patch, --series, --changed and --complete go with --each", "graft verify --each ..."
         )
 
 
@@ -262,12 +273,18 @@ def refresh(prefix: Path, pin_name: str | None) -> None:
 
 @graft.command("export")
 @options.pin
+@options.series
 @click.option("--branch", metavar="NAME", help="The branch (default: graft/<pin>).")
 @click.option("--onto", metavar="REV", help="Then rebase onto this commit of the checkout.")
 @click.option("--force", is_flag=True, help="Move a branch that graft export did not make.")
 @click.argument("checkout", type=click.Path(path_type=Path))
 def export_(
-    pin_name: str | None, branch: str | None, onto: str | None, force: bool, checkout: Path
+    pin_name: str | None,
+    series: str | None,
+    branch: str | None,
+    onto: str | None,
+    force: bool,
+    checkout: Path,
 ) -> None:
     """Put the stack on a branch of a PyTorch checkout, a commit a patch, ready for review.
 
@@ -275,11 +292,12 @@ def export_(
     """
     from graft.cli import export_command
 
-    export_command.run_export(checkout, pin_name, branch, onto, force)
+    export_command.run_export(checkout, pin_name, branch, onto, force, series)
 
 
 @graft.command()
 @options.pin
+@options.series
 @click.option("--send/--dry-run", default=False, help="Send it (default: show what would be sent).")
 @click.option("--remote", metavar="NAME", help="Where to (default: PyTorch's own, or origin).")
 @click.option("--fork", metavar="REMOTE", help="Push branches there instead; print their pages.")
@@ -293,6 +311,7 @@ def export_(
 @click.argument("checkout", type=click.Path(path_type=Path))
 def submit(
     pin_name: str | None,
+    series: str | None,
     send: bool,
     remote: str | None,
     fork: str | None,
@@ -307,7 +326,14 @@ def submit(
     from graft.cli import export_command
 
     export_command.run_submit(
-        checkout, pin_name, remote, fork, send=send, fetch=not no_fetch, **options
+        checkout,
+        pin_name,
+        remote,
+        fork,
+        send=send,
+        fetch=not no_fetch,
+        series=series,
+        **options,
     )
 
 

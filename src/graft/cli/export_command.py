@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +13,56 @@ import click
 from graft import stack
 from graft.errors import UsageError
 from graft.places import ROOT
-from graft.stack import Stack, export, pins
+from graft.stack import Series, Stack, export, pins
 from graft.stack.export import Export
 from graft.stack.pins import DEFAULT_PIN
 from graft.stack.submit import Plan
 
 
 def run_export(
-    path: Path, pin: str | None, branch: str | None, onto: str | None, force: bool
+    path: Path,
+    pin: str | None,
+    branch: str | None,
+    onto: str | None,
+    force: bool,
+    series: str | None = None,
 ) -> None:
-    """Put the series on a branch, and say what became of each patch."""
-    series = _series(pin)
-    made, name, moved = export.export(path, series, branch=branch, onto=onto, force=force)
-    show(made)
-    made.check()
-    base = made.onto.name if made.onto else series.pin.commit[:12]
-    count = f"{len(made.commits)} commits on {base}"
-    click.echo(f"branch {name}: {count}" if moved else f"branch {name} is there: {count}")
+    """Put the stack, or one of its series, on a branch, and say what became of each patch."""
+    with _patches(path, pin, series) as found:
+        if series and not branch:
+            branch = f"{export.branch_name(found, onto)}-{found.series_of(series).slug}"
+        made, name, moved = export.export(path, found, branch=branch, onto=onto, force=force)
+        show(made, found.series_of(series) if series else None)
+        made.check()
+    base = made.onto.name if made.onto else found.pin.commit[:12]
+    commits = made.commits
+    if series:
+        own = [each for each in made.outcomes if each.patch.name in found.series_of(series).patches]
+        count = sum(each.commit is not None for each in own)
+        if count < len(commits):  # behind those that it needs
+            base = commits[len(commits) - count - 1][:12]
+        commits = commits[len(commits) - count :]
+    said = f"{len(commits)} commits on {base}"
+    click.echo(f"branch {name}: {said}" if moved else f"branch {name} is there: {said}")
     click.echo(f"git -C {shlex.quote(str(path))} log {base}..{name}")
 
 
-def _series(pin: str | None) -> Stack:
-    return stack.load(pins.load(pin or DEFAULT_PIN, ROOT), ROOT)
+@contextlib.contextmanager
+def _patches(path: Path, pin: str | None, series: str | None) -> Iterator[Stack]:
+    """The stack of a pin, or what `series` of it is where it goes."""
+    whole = stack.load(pins.load(pin or DEFAULT_PIN, ROOT), ROOT)
+    if series is None:
+        yield whole
+        return
+    with export.of_series(path, whole, series) as found:
+        yield found
 
 
-def show(made: Export) -> None:
-    """A line a patch: what became of it, and where."""
-    width = max(len(each.state) for each in made.outcomes)
-    for each in made.outcomes:
+def show(made: Export, series: Series | None = None) -> None:
+    """A line a patch, of `series` or of all: what became of it, and where."""
+    shown = [e for e in made.outcomes if series is None or e.patch.name in series.patches]
+    width = max(len(each.state) for each in shown)
+    for each in shown:
         click.echo(f"{each.state:{width}}  {each.patch.name}")
         for place in each.places:
             click.echo(f"{'':{width}}    {place}")
@@ -53,23 +76,28 @@ def run_submit(
     *,
     send: bool,
     fetch: bool,
+    series: str | None = None,
     **options: Any,
 ) -> None:
-    """Show what would be sent, or send it: as pull requests, or as branches of `fork`."""
+    """Show what would be sent, or send it: as pull requests, or as branches of `fork`.
+
+    Of one of the `series`: it, with those that it needs.
+    """
     from graft.stack import submit
 
     if fork and (given := [name for name, value in options.items() if value and name != "force"]):
         shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(f"{shown} is for pull requests, and --fork makes none", "one of the two")
-    plan = submit.plan(path, _series(pin), remote=remote, fetch=fetch, root=ROOT)
-    if fork:
-        _run_fork(plan, fork, send, options["force"])
-    elif send:
-        _send(plan, options)
-    else:
-        with submit.prepare(plan, plan.pulls(), show) as made:
-            _show_pull_requests(plan, made)
-        click.echo("\nnothing was sent; the same command with --send sends it")
+    with _patches(path, pin, series) as found:
+        plan = submit.plan(path, found, remote=remote, fetch=fetch, root=ROOT)
+        if fork:
+            _run_fork(plan, fork, send, options["force"])
+        elif send:
+            _send(plan, options)
+        else:
+            with submit.prepare(plan, plan.pulls(), show) as made:
+                _show_pull_requests(plan, made)
+            click.echo("\nnothing was sent; the same command with --send sends it")
 
 
 def _show_pull_requests(plan: Plan, made: Export) -> None:

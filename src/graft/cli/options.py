@@ -67,6 +67,9 @@ prefix = click.option(
     help="The patched tree.",
 )
 pin = click.option("--pin", "pin_name", default=None, help="The pin, if not the tree's.")
+series = click.option(
+    "--series", metavar="NAME", help="One series, by its name in patches/<pin>/series."
+)
 
 
 def progress(console: Console, status: Status) -> Callable[[str], None]:

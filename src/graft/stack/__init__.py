@@ -4,6 +4,7 @@
 `trees`                       the patched environments
 `workbench`, `refresh`        the stack as commits to edit, and back
 `each`                        whether each patch is needed by its tests
+`alone`                       a series as it applies without those before it
 `export`                      commits on a checkout of PyTorch
 `submit`, `ghstack_session`, `fork`   and sent from there
 """
@@ -11,6 +12,7 @@
 from graft.stack.patches import FileChange, Hunk, Patch, Status, misread_line, release_numbers
 from graft.stack.series import (
     COPIES,
+    Series,
     Stack,
     check_copies,
     copies,
@@ -19,6 +21,7 @@ from graft.stack.series import (
     files_hash,
     load,
     read_line,
+    read_series,
     series_file,
     write_line,
 )
@@ -28,6 +31,7 @@ __all__ = [
     "FileChange",
     "Hunk",
     "Patch",
+    "Series",
     "Stack",
     "Status",
     "check_copies",
@@ -38,6 +42,7 @@ __all__ = [
     "load",
     "misread_line",
     "read_line",
+    "read_series",
     "release_numbers",
     "series_file",
     "write_line",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,9 @@ from pathlib import Path
 from graft.errors import GraftError, UsageError
 from graft.stack import Patch, Stack, release_numbers, stand_in
 from graft.stack import checkout as checkouts
+from graft.stack.alone import alone
 from graft.stack.checkout import Checkout
+from graft.stack.commits import encode
 from graft.stack.conflicts import CLEAN, CONFLICT, MOVED, THERE, offset, unmerged
 from graft.stack.git import FORMAT_PATCH_FLAGS, IDENTITY, NULL_BLOB, GitFailed
 
@@ -104,6 +107,30 @@ class Export:
                 f"there is nothing to export: {self.onto.name if self.onto else pin.name} has "
                 f"all {len(self.outcomes)} patches"
             )
+
+
+@contextlib.contextmanager
+def of_series(path: Path, stack: Stack, name: str) -> Iterator[Stack]:
+    """What is exported of series `name` to the checkout at `path`: for as long as it is open.
+
+    One that is `alone` has its own patches, as they apply to the pinned release; another has those
+    of the series before it too. Raises UsageError where there is no such series.
+    """
+    series = stack.series_of(name)
+    if not series.alone:
+        yield stack.up_to(series)
+        return
+    checkout = checkouts.find(path)
+    checkouts.check_pin(checkout, stack.pin)
+    commit = stack.pin.commit
+    there = checkout.blobs(commit, sorted(stack.files))
+    released = {
+        file: encode(checkout.git("cat-file", "blob", f"{commit}:{file}"))
+        for file, blob in there.items()
+        if blob != NULL_BLOB
+    }
+    with tempfile.TemporaryDirectory(prefix="graft-alone-") as aside:
+        yield alone(stack, series.name, released, Path(aside))
 
 
 def branch_name(stack: Stack, onto: str | None = None) -> str:

@@ -98,7 +98,7 @@ def send(plan: Plan, fork: Remote, *, force: bool = False) -> tuple[list[Pushed]
         for each in wanted:
             if done.get(each.branch) == commits[each.patch.name]:
                 known[each.patch.name] = Branch(each.branch, commits[each.patch.name])
-        gone = known.keys() - {patch.name for patch in plan.stack.patches}
+        gone = known.keys() - plan.stack.names
         orphans = sorted(known[name].name for name in gone if known[name].name in done)
         for name in gone:
             if known[name].name not in done:

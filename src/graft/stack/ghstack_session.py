@@ -178,7 +178,7 @@ class _Sender:
         self._fetch(f"gh/{self.connection.username}/*")
         recorded = {**self.plan.pulls(), **await self._adopt()}
         wanted = {patch.name for patch in self.plan.to_send}
-        gone = recorded.keys() - {patch.name for patch in self.plan.stack.patches}
+        gone = recorded.keys() - self.plan.stack.names
         found: dict[str, tuple[Pull, str]] = {}
         orphans: list[str] = []
         kept = dict(recorded)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from graft.errors import GraftError, nearest
+from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 from graft.stack.git import NULL_BLOB, blob_id
 from graft.stack.patches import FileChange, Patch, Status
@@ -25,12 +25,58 @@ COPIES: Mapping[str, str] = {
 """Where a new file of a patch stands in this repository, by the folder it has in PyTorch."""
 
 
+_SERIES = re.compile(r"# series: (?P<name>[^;]+?)(?P<alone>; alone)?")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Patches that are sent together: a name, and the names of its patches, in order.
+
+    It applies on those before it; an `alone` one on the pinned release as well.
+    """
+
+    name: str
+    patches: tuple[str, ...]
+    alone: bool = False
+
+    @property
+    def slug(self) -> str:
+        """The name as a part of a branch's: words with hyphens between."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+
 @dataclass(frozen=True)
 class Stack:
-    """A pin with its patches, in order."""
+    """A pin with its patches, in order, and the series that they are in."""
 
     pin: Pin
     patches: tuple[Patch, ...]
+    series: tuple[Series, ...] = ()
+
+    def series_of(self, name: str) -> Series:
+        """The series of that name, or slug. Raises UsageError, which lists them, for another."""
+        for each in self.series:
+            if name.lower() in (each.name, each.slug):
+                return each
+        names = [each.name for each in self.series]
+        raise UsageError(
+            f"patches/{self.pin.name}/series has no series {name}"
+            + (f": it has {', '.join(names)}" if names else ", nor any other"),
+        )
+
+    def up_to(self, series: Series) -> Stack:
+        """The stack that ends with the last patch of `series`."""
+        at = self.series.index(series)
+        kept = {name for each in self.series[: at + 1] for name in each.patches}
+        # patches that stand before the first series belong to none, and to every prefix
+        named = {name for each in self.series for name in each.patches}
+        patches = tuple(p for p in self.patches if p.name in kept or p.name not in named)
+        return replace(self, patches=patches)
+
+    @property
+    def names(self) -> set[str]:
+        """Of all patches that the series have, also where `patches` are some of them."""
+        return {patch.name for patch in self.patches}.union(*(s.patches for s in self.series))
 
     @cached_property
     def files(self) -> Mapping[str, str]:
@@ -133,12 +179,35 @@ def write_line(name: str, status: Status) -> str:
     return f"{name}  # {status}"
 
 
+def read_series(lines: Sequence[str], where: str) -> tuple[Series, ...]:
+    """What the lines ``# series: <name>`` say: of which series the patches below them are.
+
+    Behind the name of one that applies to the pinned release alone stands ``; alone``. Raises
+    GraftError, naming `where`, for a series that is named twice, or has no patches.
+    """
+    found: list[Series] = []
+    for line in lines:
+        if mark := _SERIES.fullmatch(line.strip()):
+            found.append(Series(mark["name"], (), bool(mark["alone"])))
+        elif found and line.strip() and not line.startswith("#"):
+            name = line.partition("#")[0].strip()
+            found[-1] = replace(found[-1], patches=(*found[-1].patches, name))
+    slugs = [each.slug for each in found]
+    for each in found:
+        if not each.patches or slugs.count(each.slug) > 1:
+            wrong = "no patches" if not each.patches else "another of its name"
+            raise GraftError(f"series {each.name} in {where} has {wrong}", f"mend {where}")
+    return tuple(found)
+
+
 def load(pin: Pin, root: Path = ROOT) -> Stack:
     """Read ``patches/<pin>/series`` and the patch files that it names, and check them.
 
     The series has a line a patch (`read_line`); empty lines and lines that start with ``#`` are
-    skipped. A pin without a series has an empty stack. Raises GraftError for a line without a file,
-    a file without a line, a line twice, a status that is none, and whatever `Stack.check` finds.
+    skipped, but for those that name a series (`read_series`). A pin without a series has an empty
+    stack. Raises GraftError for a line without a file, a file without a line, a line twice, a
+    status that is none, a series that is named twice or has no patches, and whatever `Stack.check`
+    finds.
     """
     series = series_file(pin, root)
     shown = f"patches/{pin.name}/series"
@@ -162,7 +231,7 @@ def load(pin: Pin, root: Path = ROOT) -> Stack:
         )
     home = series.parent
     patches = tuple(Patch(name, home / name, (home / name).read_bytes(), st) for name, st in read)
-    stack = Stack(pin, patches)
+    stack = Stack(pin, patches, read_series(lines, shown))
     stack.check()
     return stack
 
