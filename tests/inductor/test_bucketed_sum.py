@@ -7,6 +7,7 @@ import unittest.mock
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.fx_passes import bucketed_sum
 from torch._inductor.fx_passes.bucketed_sum import Costs
 from torch._inductor.test_case import run_tests, TestCase
@@ -46,7 +47,7 @@ class BucketedSumTest(TestCase):
         torch.manual_seed(0)
         pays = bucketed_sum.pays
         patched = unittest.mock.patch.object(
-            bucketed_sum, "pays", lambda scatter, sms: pays(scatter, sms, self.costs)
+            bucketed_sum, "pays", lambda scatter, device: pays(scatter, device, self.costs)
         )
         patched.start()
         self.addCleanup(patched.stop)
@@ -243,7 +244,7 @@ class CostTest(TestCase):
         scatter = types.SimpleNamespace(
             buckets=buckets, index_size=(positions,), row_size=(columns,)
         )
-        return bucketed_sum.pays(scatter, 132, Costs(**costs))
+        return bucketed_sum.pays(scatter, DeviceModel(sms=132), Costs(**costs))
 
     @parametrize("heads", (1, 8, 12))
     def test_relative_bias(self, heads):

@@ -2,6 +2,7 @@
 
 import torch
 import torch._inductor.config as inductor_config
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
@@ -124,7 +125,7 @@ class AccumulateTilesTest(MixOrderTestCase):
 class PolicyTest(TestCase):
     def test_when(self):
         """Tiles, and registers for them, where a warp holds no part of some row."""
-        device = DeviceProperties.create(torch.device(GPU_TYPE))
+        device = DeviceModel.of(DeviceProperties.create(torch.device(GPU_TYPE)))
         for rnumel in (64, 128, 256, 512, 1024, 2048, 8192):
             for streams in (2, 5, 9):
                 for accumulators in (1, 2, 5):

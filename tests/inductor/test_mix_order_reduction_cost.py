@@ -8,7 +8,8 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics, mix_order_profit
 from torch._inductor.choices import InductorChoices
-from torch._inductor.mix_order_profit import CONSTANTS, estimate, Work
+from torch._inductor.device_model import DeviceModel, SM_90
+from torch._inductor.mix_order_profit import estimate, Work
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -44,6 +45,11 @@ DECIDE = {
 H200_GBs = 4800.0
 
 
+def gpu(memory_GBs):
+    """An H200, but for its bandwidth."""
+    return dataclasses.replace(SM_90, sms=132, memory_GBs=memory_GBs)
+
+
 def norm(rows, columns, itemsize=2, partials=1):
     """The work of a norm's backward: x and dy are read, dx is written."""
     tile = rows * columns * itemsize
@@ -64,7 +70,7 @@ class EstimateTest(TestCase):
 
     def estimate(self, work, memory_GBs=H200_GBs, **changes):
         work = dataclasses.replace(work, **changes)
-        return estimate(work, memory_GBs, CONSTANTS)
+        return estimate(work, gpu(memory_GBs))
 
     def test_what_pays(self):
         for shape in (
@@ -83,7 +89,7 @@ class EstimateTest(TestCase):
     def test_what_is_shared_is_read_once(self):
         work = norm(32768, 1024)
         shared, alone = self.estimate(work), self.estimate(work, shared_bytes=0)
-        saved_us = work.shared_bytes / (H200_GBs * CONSTANTS.row_share) * 1e-3
+        saved_us = work.shared_bytes / (H200_GBs * DeviceModel.row_share) * 1e-3
         self.assertAlmostEqual(alone.fused_us - shared.fused_us, saved_us)
         self.assertEqual(alone.unfused_us, shared.unfused_us)
 
@@ -99,7 +105,7 @@ class EstimateTest(TestCase):
     def test_launches(self):
         work = norm(32768, 1024)
         one, three = (self.estimate(work, fused_launches=n).fused_us for n in (1, 3))
-        self.assertAlmostEqual(three - one, 2 * CONSTANTS.launch_us)
+        self.assertAlmostEqual(three - one, 2 * DeviceModel.launch_us)
 
     def test_fusions_foregone(self):
         work = norm(131072, 1024)
@@ -151,7 +157,7 @@ class DecisionTest(TestCase):
         expect = f(*args)
         with (
             inductor_config.patch({**DECIDE, **options}),
-            patch.object(mix_order_profit, "memory_GBs", lambda device: memory_GBs),
+            patch.object(mix_order_profit, "device_model", lambda device: gpu(memory_GBs)),
         ):
             actual, (code,) = run_and_get_code(torch.compile(f), *args)
         for act, ref in zip(actual, expect):
@@ -234,7 +240,7 @@ class DecisionTest(TestCase):
         torch._dynamo.mark_dynamic(x, 0)
         with (
             inductor_config.patch(DECIDE),
-            patch.object(mix_order_profit, "memory_GBs", lambda device: H200_GBs),
+            patch.object(mix_order_profit, "device_model", lambda device: gpu(H200_GBs)),
         ):
             compiled(x)
             with torch._dynamo.config.patch(error_on_recompile=True):

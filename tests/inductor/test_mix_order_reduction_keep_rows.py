@@ -1,15 +1,16 @@
 # Owner(s): ["module: inductor"]
 
 import math
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import mix_order_spills
 from torch._inductor.choices import InductorChoices
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.mix_order_pressure import Pressure
 from torch._inductor.mix_order_row_split import row_split, RowCost
+from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
@@ -47,8 +48,14 @@ class RowSplitTest(TestCase):
     """Which rows are kept that do not fit in registers: of norms' backwards on an H200."""
 
     def split(self, columns, size, accumulators=2, streams=2, cc=90, programs=None, **cost):
-        gpu = SimpleNamespace(
-            type="cuda", multi_processor_count=132, cc=cc, regs_per_multiprocessor=65536
+        gpu = DeviceModel.of(
+            DeviceProperties(
+                type="cuda",
+                index=0,
+                multi_processor_count=132,
+                cc=cc,
+                regs_per_multiprocessor=65536,
+            )
         )
         cost = RowCost(
             columns=columns,

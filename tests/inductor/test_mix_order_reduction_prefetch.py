@@ -1,10 +1,11 @@
 # Owner(s): ["module: inductor"]
 
 import re
-from types import SimpleNamespace
 
 import torch
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.mix_order_row_split import row_split, RowCost
+from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch._inductor.test_case import run_tests, TestCase
 from torch.testing._internal.common_utils import (
@@ -49,8 +50,14 @@ class RowSplitTest(TestCase):
     """Which kernels fetch rows ahead, and how they split their rows then."""
 
     def split(self, columns, size=2, streams=2, cc=90, **cost):
-        gpu = SimpleNamespace(
-            type="cuda", multi_processor_count=132, cc=cc, regs_per_multiprocessor=65536
+        gpu = DeviceModel.of(
+            DeviceProperties(
+                type="cuda",
+                index=0,
+                multi_processor_count=132,
+                cc=cc,
+                regs_per_multiprocessor=65536,
+            )
         )
         values = {
             "columns": columns,

@@ -8,12 +8,8 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
 from torch._inductor.choices import InductorChoices
-from torch._inductor.mix_order_row_split import (
-    row_split,
-    RowCost,
-    RowSplit,
-    SHARED_MEMORY_KIB,
-)
+from torch._inductor.device_model import DeviceModel
+from torch._inductor.mix_order_row_split import row_split, RowCost, RowSplit
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
@@ -50,16 +46,18 @@ DEVICES = [(80, 108), (86, 84), (90, 132), (100, 148), (120, 188), (61, 20)]
 
 
 def device(cc, sms):
-    return DeviceProperties(
-        type="cuda",
-        index=0,
-        multi_processor_count=sms,
-        cc=cc,
-        major=cc // 10,
-        regs_per_multiprocessor=REGISTERS_PER_SM,
-        max_threads_per_multi_processor=2048,
-        max_threads_per_block=1024,
-        warp_size=32,
+    return DeviceModel.of(
+        DeviceProperties(
+            type="cuda",
+            index=0,
+            multi_processor_count=sms,
+            cc=cc,
+            major=cc // 10,
+            regs_per_multiprocessor=REGISTERS_PER_SM,
+            max_threads_per_multi_processor=2048,
+            max_threads_per_block=1024,
+            warp_size=32,
+        )
     )
 
 
@@ -109,13 +107,13 @@ class RowSplitFunctionTest(ReloadTestCase):
         if rows is None:
             self.assertEqual(
                 split.num_programs,
-                device.multi_processor_count * split.programs_per_sm,
+                device.sms * split.programs_per_sm,
             )
         else:
             self.assertLessEqual(split.num_programs, max(1, -(-rows // split.xblock)))
         # one stage needs no shared memory for loads
         if split.num_stages > 1:
-            shared = SHARED_MEMORY_KIB.get(device.cc, 48) * 1024
+            shared = device.shared_memory_kib * 1024
             # with two stages, a kernel that reloads holds the first pass alone
             passes = 2 if split.reload and split.num_stages > 2 else 1
             stages = split.num_stages - (split.reload and passes == 1)

@@ -7,6 +7,7 @@ import re
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
@@ -23,12 +24,14 @@ except ImportError:
     from test_mix_order_reduction_utils import MixOrderTestCase, randn
 
 
-H200 = DeviceProperties(
-    type="cuda",
-    index=0,
-    multi_processor_count=132,
-    cc=90,
-    regs_per_multiprocessor=65536,
+H200 = DeviceModel.of(
+    DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=132,
+        cc=90,
+        regs_per_multiprocessor=65536,
+    )
 )
 
 

@@ -7,6 +7,7 @@ import re
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
@@ -37,12 +38,14 @@ except ImportError:
     )
 
 
-H200 = DeviceProperties(
-    type="cuda",
-    index=0,
-    multi_processor_count=132,
-    cc=90,
-    regs_per_multiprocessor=65536,
+H200 = DeviceModel.of(
+    DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=132,
+        cc=90,
+        regs_per_multiprocessor=65536,
+    )
 )
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -159,7 +162,7 @@ class PolicyTest(TestCase):
         # of one program: its values, and of each thread what other things take. It may need
         # a sixteenth more than its share
         needed = (accumulators + 1 + tiles) * columns + 28 * 32 * split.num_warps
-        programs = H200.regs_per_multiprocessor * 17 // 16 // needed
+        programs = H200.registers_per_sm * 17 // 16 // needed
         self.assertLessEqual(split.programs_per_sm, max(1, programs))
         most = (16 if stores_rows else 32) // split.num_warps
         self.assertGreaterEqual(split.programs_per_sm, min(programs, most) // 2)

@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import looped_reduction
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.looped_reduction import (
     LoopConfig,
     LoopedRows,
@@ -232,7 +233,7 @@ class ConfigsTest(TestCase):
             **device,
         }
         row = LoopedRows(rows, columns, read_again, narrow, accesses)
-        return online_softmax_config(row, DeviceProperties(**properties))
+        return online_softmax_config(row, DeviceModel.of(DeviceProperties(**properties)))
 
     def test_many_rows(self):
         for narrow in (False, True):

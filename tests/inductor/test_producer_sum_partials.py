@@ -11,6 +11,7 @@ import torch._inductor.config as inductor_config
 from torch._inductor import metrics, mix_order_producer_sum_cost
 from torch._inductor.choices import InductorChoices
 from torch._inductor.dependencies import MemoryDep
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.issue_slots import (
     DIVISION_SLOTS,
     INDIRECT_SLOTS,
@@ -18,14 +19,8 @@ from torch._inductor.issue_slots import (
     SLOTS,
 )
 from torch._inductor.mix_order_producer_sum_cost import (
-    FUNCTION_SLOT_BYTES,
     is_across,
-    ISSUING_WARPS,
-    L2_BYTE,
-    L2_MIB,
-    LAUNCH_BYTES,
     ProducerSum,
-    SLOTS_PER_BYTE,
     why_not_producer_sum,
 )
 from torch._inductor.mix_order_row_split import row_split, RowCost
@@ -789,7 +784,7 @@ class ModelTest(TestCase):
 
     def why_not(self, cost, min_bytes=0, device=None):
         with inductor_config.patch({MIN_BYTES: min_bytes}):
-            return why_not_producer_sum(cost, device or self.H200)
+            return why_not_producer_sum(cost, DeviceModel.of(device or self.H200))
 
     def test_pays(self):
         self.assertIsNone(self.why_not(self.cost()))
@@ -828,7 +823,8 @@ class ModelTest(TestCase):
         narrow = dataclasses.replace(
             cost.before, rnumel=4096, stream_bytes=12, streams=3
         )
-        self.assertLess(cost.bytes_saved + 2 * LAUNCH_BYTES, streams * L2_BYTE)
+        gpu = DeviceModel.of(self.H200)
+        self.assertLess(cost.bytes_saved + 2 * gpu.launch_bytes, streams * gpu.l2_byte)
         again = dataclasses.replace(cost, after=wide, before=narrow)
         self.assertRegex(self.why_not(again), "costs")
         self.assertIsNone(
@@ -863,7 +859,7 @@ class ModelTest(TestCase):
                 after=dataclasses.replace(after, columns=3072, rnumel=4096),
             )
             self.assertIsNone(self.why_not(cost))
-            slow = 24576 * 4096 * 28 * FUNCTION_SLOT_BYTES
+            slow = 24576 * 4096 * 28 * DeviceModel.function_slot_bytes
             cost = dataclasses.replace(cost, compute_bytes=int(slow))
             self.assertEqual(self.why_not(cost) is None, pays)
             self.assertIsNone(
@@ -874,12 +870,14 @@ class ModelTest(TestCase):
         """On padded columns, where a kernel of its own computes no padding."""
         row = dataclasses.replace(self.ROW, columns=520, rnumel=1024)
         cost = self.cost(columns=520, before=None, after=row)
-        split = row_split(row, self.H200, 32768)
+        gpu = DeviceModel.of(self.H200)
+        split = row_split(row, gpu, 32768)
         load = split.num_warps * 128
         padded = -(-520 // load) * load
         self.assertLess(520, padded)
-        self.assertGreaterEqual(split.num_warps * split.programs_per_sm, ISSUING_WARPS)
-        for slots, pays in ((8, True), (64, True), (64 * SLOTS_PER_BYTE, False)):
+        issuing = split.num_warps * split.programs_per_sm
+        self.assertGreaterEqual(issuing, gpu.issuing_warps)
+        for slots, pays in ((8, True), (64, True), (64 * gpu.slots_per_byte, False)):
             busy = dataclasses.replace(cost, slots=slots)
             self.assertEqual(self.why_not(busy) is None, pays)
             # which computes them anyway
@@ -892,9 +890,9 @@ class ModelTest(TestCase):
     def test_few_warps(self):
         """They issue in some of the slots, where a kernel of its own does in all."""
         cost = self.cost(columns=4096, before=None)
-        busy = dataclasses.replace(cost, slots=16 * SLOTS_PER_BYTE)
-        for warps, pays in ((ISSUING_WARPS, True), (2, False)):
-            split = row_split(cost.after, self.H200, 32768)
+        busy = dataclasses.replace(cost, slots=16 * DeviceModel.slots_per_byte)
+        for warps, pays in ((DeviceModel.issuing_warps, True), (2, False)):
+            split = row_split(cost.after, DeviceModel.of(self.H200), 32768)
             split = dataclasses.replace(split, num_warps=warps, programs_per_sm=1)
             with mock.patch.object(mix_order_producer_sum_cost, "row_split") as found:
                 found.return_value = split
@@ -911,7 +909,7 @@ class ModelTest(TestCase):
         for cc in (90, 70):
             device = self.H200._replace(cc=cc)
             self.assertIsNone(self.why_not(cost, device=device))
-        self.assertNotIn(70, L2_MIB)
+            self.assertEqual(DeviceModel.of(device).l2_mib == 0, cc == 70)
 
 
 @instantiate_parametrized_tests
@@ -964,7 +962,7 @@ class SlotsTest(TestBase):
 
             with V.set_choices_handler(Recording()):
                 self.generate(producer, self.rows(), split_reductions=True)
-            expect = SLOTS[name] * FUNCTION_SLOT_BYTES
+            expect = SLOTS[name] * DeviceModel.function_slot_bytes
             self.assertAlmostEqual(found[0], expect, places=4)
 
         of(torch.erf, "erf")
@@ -991,7 +989,7 @@ class SlotsTest(TestBase):
         class Recording(InductorChoices):
             def why_not_producer_sum(self, cost, device):
                 h200 = device._replace(multi_processor_count=132, cc=90)
-                found.append(why_not_producer_sum(cost, h200))
+                found.append(why_not_producer_sum(cost, DeviceModel.of(h200)))
                 return "only asked"
 
         def f(grad, x):

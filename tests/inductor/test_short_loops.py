@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import looped_reduction
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.looped_reduction import LoopConfig, LoopedRows
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
@@ -121,7 +122,7 @@ class ShortLoopConfigTest(TestCase):
             "accesses": 2,
             **row,
         }
-        device = DeviceProperties("cuda", 0, sms, 90)
+        device = DeviceModel.of(DeviceProperties("cuda", 0, sms, 90))
         return looped_reduction.short_loop_config(LoopedRows(**row), device)
 
     def test_config(self):

@@ -25,7 +25,6 @@ from typing import Optional, TYPE_CHECKING
 
 from . import config
 from .dependencies import MemoryDep
-from .mix_order_producer_sum_cost import L2_MIB
 from .mix_order_reduction import accessed_numel
 from .persistent_reduction import has_online_softmax
 from .runtime.hints import ReductionHint
@@ -39,18 +38,15 @@ if TYPE_CHECKING:
     from .codegen.simd import IterationRangesRoot
     from .codegen.simd_kernel_features import SIMDKernelFeatures
     from .codegen.triton import TritonKernel
-    from .runtime.hints import DeviceProperties
+    from .device_model import DeviceModel
 
 
-# Warps of an SM: with at most 32 registers a thread there are as many.
-WARPS_PER_SM = 64
 # Rows, an SM, with which programs of four warps leave it half empty, and with which
 # programs of 16 do: there the runtime's block, which no thread waits for, is as good.
 FEW_ROWS, FEWEST_ROWS = 8, 2
 # Of the L2 cache, what rows that are read again may take. A loop that is bound by what it
 # computes can wait for some of them.
 L2_SHARE_NARROW, L2_SHARE = 1.3, 0.8
-DEFAULT_L2_MIB = 40
 # What a loop loads and stores of a column, at most: no loops with more were measured.
 MAX_ACCESSES = 6
 # Columns of the runtime's block: the compiler sees that no mask is needed where it divides
@@ -241,7 +237,7 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
 
 
 def online_softmax_config(
-    row: LoopedRows, device: DeviceProperties
+    row: LoopedRows, device: DeviceModel
 ) -> Optional[LoopConfig]:
     """
     Of a loop with an online softmax; None where the runtime decides, and each column has
@@ -249,29 +245,27 @@ def online_softmax_config(
     """
     if row.accesses > MAX_ACCESSES:
         return None
-    sms = device.multi_processor_count or 1
     share = L2_SHARE_NARROW if row.narrow else L2_SHARE
-    cached = share * L2_MIB.get(device.cc, DEFAULT_L2_MIB) * 2**20
-    if row.rows < FEW_ROWS * sms:
-        enough = row.narrow and row.rows >= FEWEST_ROWS * sms
+    cached = share * device.l2_mib * 2**20
+    if row.rows < FEW_ROWS * device.sms:
+        enough = row.narrow and row.rows >= FEWEST_ROWS * device.sms
         return LoopConfig(8, 16) if enough else None
     for each in (LoopConfig(16, 4), LoopConfig(8, 8)):
-        rows = min(row.rows, sms * WARPS_PER_SM // each.num_warps)
+        rows = min(row.rows, device.sms * device.warps_per_sm // each.num_warps)
         if rows * row.columns * row.read_again <= cached:
             return each
     return LoopConfig(8, 8) if row.narrow else None
 
 
 def short_loop_config(
-    row: LoopedRows, device: DeviceProperties
+    row: LoopedRows, device: DeviceModel
 ) -> Optional[LoopConfig]:
     """Of a loop over rows of half types; None where the runtime decides."""
-    sms = device.multi_processor_count or 1
     if (
         row.narrow
         and row.columns <= SHORT_COLUMNS
         and row.accesses <= MAX_ACCESSES
-        and row.rows >= FEW_ROWS * sms
+        and row.rows >= FEW_ROWS * device.sms
     ):
         return LoopConfig(16, 4)
     return None

@@ -21,11 +21,8 @@ from typing import TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from .mix_order_row_split import (
-    COPY_BYTES,
-    DEFAULT_REGISTERS_PER_SM,
-    SLOW_FUNCTIONS,
-)
+from .device_model import DeviceModel
+from .mix_order_row_split import COPY_BYTES, SLOW_FUNCTIONS
 from .mix_order_trace import Op, Width
 from .runtime.hints import _NUM_THREADS_PER_WARP
 from .runtime.registers import all_registers
@@ -434,7 +431,7 @@ def pressure(
     ops: Sequence[Op],
     columns: int,
     launch: LaunchConfig,
-    registers_per_multiprocessor: int = DEFAULT_REGISTERS_PER_SM,
+    registers_per_multiprocessor: int = DeviceModel.registers_per_sm,
 ) -> Pressure:
     """
     Of the kernel that computes ``ops`` on rows of ``columns`` (R0_BLOCK is the next

@@ -12,9 +12,11 @@ import sympy
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
+from .device_model import DeviceModel
 from .issue_slots import issue_slots, slots_of
 from .mix_order_accesses import domain, whole_accesses
 from .mix_order_row_split import COLUMNS_PER_WARP, row_cost, row_split, splits_rows
+from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .utils import get_dtype_size
 from .virtualized import V
@@ -23,42 +25,14 @@ from .virtualized import V
 if TYPE_CHECKING:
     from .dependencies import MemoryDep
     from .mix_order_row_split import RowCost, RowSplit
-    from .runtime.hints import DeviceProperties
     from .scheduler import BaseSchedulerNode
 
 
-# What L2 holds, MiB, by compute capability (NVIDIA's architecture white papers: A100,
-# H100 and H200, B200). Others are taken to serve nothing.
-L2_MIB = {80: 40, 90: 50, 100: 126, 103: 126}
-# Time of a byte from L2 by that of a byte from memory: 5.5 TB/s and 4.2 TB/s were read
-# on an H200.
-L2_BYTE = 0.75
-# Time of a byte that rows share, which a mix-order kernel loads for each of them, and a
-# pointwise kernel finds in L1, by that of a byte from memory. Of 80 kernels on an H200 one
-# has to have 0.34 or more of this, or summing in it is slower, and one 0.45 or less.
-SHARED_BYTE = 0.4
-# Bytes of memory traffic in the time between two kernels of a CUDA graph, where the
-# last programs of one finish and the first of the next begin: 2 us of an H200.
-LAUNCH_BYTES = 8 * 2**20
 # Of what a kernel moves: pointwise kernels and row reductions are within 8 % of copy
 # bandwidth on an H200, mix-order kernels within 15 %.
 MIX_ORDER_LOSS = 0.07
-# Functions with which a mix-order kernel computes for longer than it issues, and bytes of
-# memory traffic in the time of an issue slot of one, with what is around it: libdevice's erf
-# and tanh, of 28 and 24 slots, take as long as 10 and 9 bytes in the backward of a GELU on an
-# H200.
+# Functions with which a mix-order kernel computes for longer than it issues.
 FUNCTIONS = ("erf", "tanh")
-FUNCTION_SLOT_BYTES = 0.36
-# Issue slots of an element in the time of a byte of memory traffic, of an H200: 132 SMs of
-# 4 schedulers, for 32 lanes each, at 1.98 GHz, and 4.2 TB/s.
-SLOTS_PER_BYTE = 8
-# Warps of an SM that issue in all slots: in the backward of a max pool with the sums of a
-# batch norm, 4 reach 62 % or more of them, and 8 reach 89 %.
-ISSUING_WARPS = 6
-# Time of a byte that no copy can bring ahead, as its place is read from a tensor or adjoins
-# none of its row, by that of a byte from memory, beyond that one: 1.3 to 9 in five gathers
-# on an H200. With less than 0.8 they are slower as mix-order kernels.
-GATHERED_BYTE = 1.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +89,7 @@ class ProducerSum:
         from .scheduler import FusedSchedulerNode, MixOrderReduction
 
         xnumel, rnumel = domain(consumer)
+        device = DeviceModel.of(DeviceProperties.create(node1.get_device()))
         hint = V.graph.sizevars.optimization_hint
         rows, columns = hint(xnumel, fallback=8192), hint(rnumel)
         at_hand = whole_accesses(node1, xnumel * rnumel)
@@ -152,7 +127,7 @@ class ProducerSum:
             launches_saved=1
             + MixOrderReduction.is_split_reduction(consumer)
             - (node2 is None),
-            compute_bytes=int(rows * rblock * function_bytes(node1, rnumel)),
+            compute_bytes=int(rows * rblock * function_bytes(node1, rnumel, device)),
             slots=sum(slots for slots, _ in counted),
             bytes_gathered=rows
             * columns
@@ -183,14 +158,18 @@ def is_across(dep: MemoryDep) -> bool:
     return 1 in strides[:-1] and strides[-1] != 1
 
 
-def function_bytes(node: BaseSchedulerNode, columns: sympy.Expr) -> float:
+def function_bytes(
+    node: BaseSchedulerNode, columns: sympy.Expr, device: DeviceModel
+) -> float:
     """What would be moved while ``node`` computes the `FUNCTIONS` of an element."""
     bodies = (snode._body for snode in node.get_nodes())  # type: ignore[attr-defined]
     slots = sum(slots_of(body, columns, FUNCTIONS) for body in bodies)
-    return slots * FUNCTION_SLOT_BYTES
+    return slots * device.function_slot_bytes
 
 
-def slower_by(cost: ProducerSum, split: RowSplit, moved: int) -> float:
+def slower_by(
+    cost: ProducerSum, split: RowSplit, device: DeviceModel, moved: int
+) -> float:
     """
     Bytes of memory traffic in the time that the producer takes longer to compute than to
     have them ``moved``, as a mix-order kernel with ``split``, beyond that of a kernel of its
@@ -200,14 +179,14 @@ def slower_by(cost: ProducerSum, split: RowSplit, moved: int) -> float:
     width = max(1, cost.after.stream_bytes // max(1, 2 * cost.after.streams))
     load = max(1, split.num_warps * COLUMNS_PER_WARP // width)
     columns = min(cost.after.rnumel, ceildiv(cost.columns, load) * load)
-    share = min(1.0, split.num_warps * split.programs_per_sm / ISSUING_WARPS)
-    column_bytes = cost.rows * cost.slots / SLOTS_PER_BYTE
+    share = min(1.0, split.num_warps * split.programs_per_sm / device.issuing_warps)
+    column_bytes = cost.rows * cost.slots / device.slots_per_byte
     fused = max(cost.compute_bytes, columns * column_bytes / share) - moved
     apart = cost.columns * column_bytes - (moved - cost.bytes_added)
     return max(0.0, fused - max(0.0, apart))
 
 
-def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optional[str]:
+def why_not_producer_sum(cost: ProducerSum, device: DeviceModel) -> Optional[str]:
     """
     Why a sum had better stay a kernel of its own; None when it pays to attach it. All
     is in bytes of memory traffic.
@@ -223,11 +202,12 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
         return None
 
     # What the consumer would find in L2: its share of the last bytes that passed.
-    l2 = L2_MIB.get(device.cc, 0) * 2**20
     passed = cost.rows * cost.columns * cost.after.memory_bytes + cost.bytes_written
-    served = min(cost.bytes_written, l2 * cost.bytes_written // max(1, passed))
-    saved = cost.bytes_saved - served * (1 - L2_BYTE)
-    saved += cost.launches_saved * LAUNCH_BYTES
+    served = min(
+        cost.bytes_written, device.l2_bytes * cost.bytes_written // max(1, passed)
+    )
+    saved = cost.bytes_saved - served * (1 - device.l2_byte)
+    saved += cost.launches_saved * device.launch_bytes
 
     rows = None if cost.dynamic else cost.rows
     after = row_split(cost.after, device, rows)
@@ -235,16 +215,16 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceProperties) -> Optiona
     accumulators = cost.after.accumulators
     accumulators -= cost.before.accumulators if cost.before else 0
     workspace = 4 * accumulators * cost.columns * after.num_programs
-    lost = 2 * workspace * L2_BYTE
+    lost = 2 * workspace * device.l2_byte
     streams = cost.rows * cost.columns * cost.after.memory_bytes
     if before is None:
         moved = streams + cost.bytes_written
         lost += moved * MIX_ORDER_LOSS
-        lost += slower_by(cost, after, moved)
-        lost += cost.bytes_shared * SHARED_BYTE
-        lost += cost.bytes_gathered * GATHERED_BYTE
+        lost += slower_by(cost, after, device, moved)
+        lost += cost.bytes_shared * device.shared_row_byte
+        lost += cost.bytes_gathered * device.gathered_byte
     if after.reload and not (before and before.reload):
-        lost += streams * L2_BYTE
+        lost += streams * device.l2_byte
     if saved <= lost:
         return f"saves {saved:.0f} bytes and costs {lost:.0f}"
     return None

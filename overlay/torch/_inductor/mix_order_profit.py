@@ -10,7 +10,6 @@ program to read. The model adds up both times, from shapes, dtypes and the GPU.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from typing import Any, Optional, TYPE_CHECKING
 
@@ -19,12 +18,13 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config
 from .dependencies import MemoryDep
+from .device_model import DeviceModel
 from .mix_order_reduction import accumulate_dtype
 from .mix_order_row_split import splits_rows
 from .mix_order_spills import planned_row_split, row_epilogue
 from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import ceildiv
-from .utils import get_gpu_dram_gbps, sympy_product
+from .utils import sympy_product
 from .virtualized import V
 
 
@@ -37,19 +37,6 @@ if TYPE_CHECKING:
 
 
 fusion_log = torch._logging.getArtifactLogger(__name__, "fusion")
-
-
-@functools.cache
-def memory_GBs(device: torch.device) -> Optional[float]:
-    """
-    The memory bandwidth of ``device`` by its data sheet, in 10^9 bytes a second; None
-    where it is not known.
-    """
-    try:
-        with torch.cuda.device(device):
-            return float(get_gpu_dram_gbps()) or None
-    except Exception:  # of a driver: whatever it does not know
-        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,23 +62,6 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Constants:
-    """The model's constants. Shares are of the memory's bandwidth by its data sheet."""
-
-    # us that a kernel takes however little it does, in a graph of kernels
-    launch_us: float
-    # what a kernel reaches that reads along the rows, fused or not, and what one
-    # reaches that reads across them, which finds some of it in L2
-    row_share: float
-    column_share: float
-    # us of the final reduction, which reads its programs' partials one after another,
-    # for each 1024 of them
-    kiloprogram_us: float
-    # us of making, writing and reading a program's partials, for each KiB of them
-    partial_KiB_us: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Estimate:
     """Times in us of two kernels and of one."""
 
@@ -103,33 +73,27 @@ class Estimate:
         return self.fused_us < self.unfused_us
 
 
-def estimate(work: Work, memory_GBs: float, constants: Constants) -> Estimate:
-    """What either way takes."""
-    row_us = 1e-3 / (memory_GBs * constants.row_share)
-    column_us = 1e-3 / (memory_GBs * constants.column_share)
+def estimate(work: Work, device: DeviceModel) -> Estimate:
+    """What either way takes on ``device``, whose bandwidth is known."""
+    assert device.memory_GBs is not None
+    row_us = 1e-3 / (device.memory_GBs * device.row_share)
+    column_us = 1e-3 / (device.memory_GBs * device.column_share)
     fused_bytes = work.row_bytes + work.column_bytes - work.shared_bytes
     fused_bytes += work.reread_bytes
     return Estimate(
-        unfused_us=constants.launch_us * work.unfused_launches
+        unfused_us=device.launch_us * work.unfused_launches
         + max(0, work.row_bytes - work.foregone_bytes) * row_us
         + work.column_bytes * column_us,
-        fused_us=constants.launch_us * work.fused_launches
+        fused_us=device.launch_us * work.fused_launches
         + fused_bytes * row_us
-        + constants.kiloprogram_us * work.programs / 1024
-        + constants.partial_KiB_us * work.partial_bytes / 1024,
+        + device.kiloprogram_us * work.programs / 1024
+        + device.partial_KiB_us * work.partial_bytes / 1024,
     )
 
 
-# Fitted to half of the shapes of a grid, backwards of RMSNorm and LayerNorm and sums over
-# both dimensions, in bf16 and float32 on an H200 (CUDA-graph replays, L2 flushed): 256 to
-# 2^20 rows of 64 to 16384 columns.
-CONSTANTS = Constants(
-    launch_us=3.73,
-    row_share=0.747,
-    column_share=0.664,
-    kiloprogram_us=1.76,
-    partial_KiB_us=0.055,
-)
+def device_model(device: torch.device) -> DeviceModel:
+    """Of the GPU that decides what is fused."""
+    return DeviceModel.of(DeviceProperties.create(device))
 
 
 def decides_by_cost(device: Optional[torch.device]) -> bool:
@@ -141,7 +105,7 @@ def decides_by_cost(device: Optional[torch.device]) -> bool:
         config.triton.mix_order_reduction_cost_model
         and device is not None
         and splits_rows(DeviceProperties.create(device))
-        and memory_GBs(device) is not None
+        and device_model(device).memory_GBs is not None
     )
 
 
@@ -182,14 +146,14 @@ def why_not_profitable(
     with sizes from hints; None when it would not.
     """
     device = contiguous.get_device()
-    bandwidth = memory_GBs(device) if device is not None else None
-    if bandwidth is None:
+    model = device_model(device) if device is not None else None
+    if model is None or model.memory_GBs is None:
         return None
     sides = siblings(contiguous, other)
     key = tuple(" ".join(node.get_name() for node in side) for side in sides)
     reasons = _Known.of(contiguous.scheduler).reasons
     if key not in reasons:
-        found = estimate(work_of(*sides), bandwidth, CONSTANTS)
+        found = estimate(work_of(*sides), model)
         times = f"{found.fused_us:.1f} us fused, {found.unfused_us:.1f} us not"
         reasons[key] = None if found.pays else f"does not pay: {times}"
         if found.pays:

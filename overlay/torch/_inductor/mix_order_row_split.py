@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING, Union
 
 from torch.utils._ordered_set import OrderedSet
 
@@ -43,15 +43,11 @@ if TYPE_CHECKING:
 
     import sympy
 
+    from .device_model import DeviceModel
     from .runtime.hints import DeviceProperties
     from .scheduler import BaseSchedulerNode
 
 
-# Bytes of loads in flight while a tile is computed, an SM. An H200 (4.2 TB/s, 132 SMs,
-# latency below 1 us) is within 3 % of its best with this, and slower with half of it.
-FLIGHT_BYTES = 64 * 1024
-# Of several programs, which load at different times: 4 to 11 % are lost with less.
-SEVERAL_FLIGHT_BYTES = 48 * 1024
 # Programs an SM: with other numbers blocks are dealt to the SMs unevenly.
 PROGRAMS_PER_SM = (1, 2, 3, 4, 8, 16)
 # Bytes of the largest tile of several rows: a stage of shared memory.
@@ -115,31 +111,14 @@ UNSTAGED_HALVED_WARPS = 8
 # or have fewer warps, are mostly slower, up to 37 %.
 MOST_NEEDED = 17 / 16
 MIN_STAGES, MAX_STAGES = 3, 4
-# Of GPUs that fetch a range of memory into the L2 cache by one instruction. One for each
-# line of the cache is slower than none.
-MIN_PREFETCH_CAPABILITY = 90
-# Bytes that are fetched ahead, an SM: with more, the cache loses them before they are read.
-MAX_PREFETCH_BYTES = 96 * 1024
 # Registers of a thread for addresses, masks, row statistics and temporaries.
 OTHER_REGISTERS = 28
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
 MAX_WARPS = 32
-# us for each tile that a program has after another, and for each program whose partial
-# accumulators the final reduction reads: fitted to the times of 111 kernels of 65 to 16384
-# columns on an H200, each with all, a half and a quarter of its programs.
-TILE_US = 0.27
-TILE_US_PER_BYTE = 0.97e-5
 STORED_SHARE = 0.5  # what is stored of a tile, of what is loaded
-PROGRAM_US = 0.78e-3
-PARTIAL_US_PER_BYTE = 0.4e-6
 LEAST_GAIN_US = 0.2  # of fewer programs: what was predicted to gain less may lose
 LEAST_PROGRAMS_PER_SM = 3 / 4  # with fewer, too many SMs have nothing to do
-DEFAULT_REGISTERS_PER_SM = 65536
-# Shared memory that one block can have, KiB, by compute capability (CUDA C++
-# Programming Guide, technical specifications), less what reductions over warps need.
-SHARED_MEMORY_KIB = {70: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}
-SHARED_MEMORY_KIB |= {100: 227, 101: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-DEFAULT_SHARED_MEMORY_KIB = 48
+# KiB of shared memory that reductions over warps need, beside the stages.
 OTHER_SHARED_MEMORY_KIB = 3
 
 
@@ -305,7 +284,7 @@ def row_loop(split: Optional[RowSplit]) -> tuple[list[str], str]:
     ], "XBLOCK"
 
 
-def splits_rows(device: DeviceProperties) -> bool:
+def splits_rows(device: Union[DeviceProperties, DeviceModel]) -> bool:
     """Whether kernels for ``device`` are persistent, not one program RSPLIT_SIZE rows."""
     return (
         config.triton.mix_order_reduction_persistent_row_split
@@ -430,7 +409,7 @@ def follows_rows(dep: MemoryDep, contiguous: bool) -> bool:
 
 def row_split(
     cost: RowCost,
-    device: DeviceProperties,
+    device: DeviceModel,
     rows: Optional[int],
     programs_per_sm: Optional[int] = None,
     most_rows: Optional[int] = None,
@@ -440,7 +419,7 @@ def row_split(
     ``programs_per_sm`` is chosen here, but for autotuning. A tile has ``most_rows`` rows
     at most.
     """
-    registers_per_sm = device.regs_per_multiprocessor or DEFAULT_REGISTERS_PER_SM
+    registers_per_sm = device.registers_per_sm
     if not cost.slow and (not cost.staged or copies_little(cost, device)):
         split = unstaged_row_split(
             cost, device, rows, registers_per_sm, programs_per_sm, most_rows
@@ -522,7 +501,7 @@ def row_split(
         programs_per_sm = 1
         wanted = 1
         if cost.rnumel <= MIN_TILE:
-            wanted = ceildiv(FLIGHT_BYTES, (MIN_STAGES - 1) * tile_bytes)
+            wanted = ceildiv(device.flight_bytes, (MIN_STAGES - 1) * tile_bytes)
             wanted = last_power_of_2(wanted * 4 // 3)
         if cost.slow and not reload:
             wanted = max(wanted, SLOW_WARPS_PER_SM // num_warps)
@@ -531,7 +510,7 @@ def row_split(
         programs_per_sm = max(n for n in PROGRAMS_PER_SM if n <= most)
 
     # more stages make up for a padded tile, where no other program does, or too few fit
-    flight = FLIGHT_BYTES if programs_per_sm == 1 else SEVERAL_FLIGHT_BYTES
+    flight = device.flight_bytes if programs_per_sm == 1 else device.several_flight_bytes
     num_stages = 1 + ceildiv(flight, tile_bytes * programs_per_sm)
     num_stages = max(MIN_STAGES, min(MAX_STAGES, num_stages))
     shared = shared_bytes(device) // programs_per_sm
@@ -612,7 +591,7 @@ def kept_columns(cost: RowCost, num_warps: int) -> int:
 
 def unstaged_row_split(
     cost: RowCost,
-    device: DeviceProperties,
+    device: DeviceModel,
     rows: Optional[int],
     registers_per_sm: int,
     programs_per_sm: Optional[int],
@@ -697,10 +676,9 @@ def unstaged_row_split(
     )
 
 
-def shared_bytes(device: DeviceProperties) -> int:
+def shared_bytes(device: DeviceModel) -> int:
     """Of shared memory that a program can have for stages."""
-    kib = SHARED_MEMORY_KIB.get(device.cc, DEFAULT_SHARED_MEMORY_KIB)
-    return (kib - OTHER_SHARED_MEMORY_KIB) * 1024
+    return (device.shared_memory_kib - OTHER_SHARED_MEMORY_KIB) * 1024
 
 
 def wide_row_stages(cost: RowCost, shared: int) -> int:
@@ -733,7 +711,7 @@ def keeps_row(cost: RowCost, kept: int, stages: int) -> bool:
     return lacks <= share * cost.row_tiles * kept / (WIDE_ROW_WARPS * 32)
 
 
-def copies_little(cost: RowCost, device: DeviceProperties) -> bool:
+def copies_little(cost: RowCost, device: DeviceModel) -> bool:
     """
     Whether rows that asynchronous copies can load are loaded sooner, a few bytes at a time
     as well, where they are fetched ahead.
@@ -748,32 +726,32 @@ def copies_little(cost: RowCost, device: DeviceProperties) -> bool:
     return cost.staged and cost.adjoin and cost.copy_bytes < least
 
 
-def can_prefetch_rows(device: DeviceProperties) -> bool:
+def can_prefetch_rows(device: DeviceModel) -> bool:
     """Whether kernels for ``device`` may fetch rows into the L2 cache."""
     return (
         config.triton.mix_order_reduction_prefetch_rows
-        and device.cc >= MIN_PREFETCH_CAPABILITY
+        and device.prefetch_bytes > 0
     )
 
 
 def can_prefetch(
-    cost: RowCost, device: DeviceProperties, xblock: int, programs_per_sm: int
+    cost: RowCost, device: DeviceModel, xblock: int, programs_per_sm: int
 ) -> bool:
     """Whether the rows of the next tiles can be fetched into the L2 cache."""
     tile_bytes = xblock * cost.columns * cost.stream_bytes
-    return can_prefetch_rows(device) and programs_per_sm * tile_bytes <= MAX_PREFETCH_BYTES
+    return can_prefetch_rows(device) and programs_per_sm * tile_bytes <= device.prefetch_bytes
 
 
 def count_programs(
-    device: DeviceProperties, programs_per_sm: int, rows: Optional[int], xblock: int
+    device: DeviceModel, programs_per_sm: int, rows: Optional[int], xblock: int
 ) -> int:
     """Of a kernel: no more than there are tiles of ``xblock`` rows, where that is known."""
-    most = device.multi_processor_count * programs_per_sm
+    most = device.sms * programs_per_sm
     return most if rows is None else max(1, min(most, ceildiv(rows, xblock)))
 
 
 def fewer_programs(
-    split: RowSplit, cost: RowCost, device: DeviceProperties, rows: Optional[int]
+    split: RowSplit, cost: RowCost, device: DeviceModel, rows: Optional[int]
 ) -> RowSplit:
     """
     ``split`` with a half or a quarter of its programs, where the partial accumulators of the
@@ -784,15 +762,15 @@ def fewer_programs(
     tiles = ceildiv(rows, split.xblock)
     tensors = 1 + STORED_SHARE * cost.stores_rows
     tile_bytes = tensors * split.xblock * cost.columns * cost.stream_bytes
-    tile_us = TILE_US + TILE_US_PER_BYTE * tile_bytes
+    tile_us = device.tile_us + device.tile_us_per_byte * tile_bytes
     partial_bytes = 4 * cost.accumulators * cost.columns
-    program_us = PROGRAM_US + PARTIAL_US_PER_BYTE * partial_bytes
+    program_us = device.program_us + device.partial_us_per_byte * partial_bytes
 
     def us(programs: int) -> float:
         return ceildiv(tiles, programs) * tile_us + programs * program_us
 
     most = split.num_programs
-    least = LEAST_PROGRAMS_PER_SM * device.multi_processor_count
+    least = LEAST_PROGRAMS_PER_SM * device.sms
     fewer = (n for n in (ceildiv(most, 2), ceildiv(most, 4)) if n >= least)
     best = min(fewer, key=us, default=most)
     if us(most) - us(best) <= LEAST_GAIN_US:

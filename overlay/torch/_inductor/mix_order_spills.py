@@ -16,14 +16,10 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config, ir
 from .dependencies import MemoryDep
+from .device_model import DeviceModel
 from .mix_order_accesses import domain
 from .mix_order_pressure import LaunchConfig, Pressure, pressure
-from .mix_order_row_split import (
-    DEFAULT_REGISTERS_PER_SM,
-    row_cost,
-    SLOW_FUNCTIONS,
-    splits_rows,
-)
+from .mix_order_row_split import row_cost, SLOW_FUNCTIONS, splits_rows
 from .mix_order_split import is_second_layer
 from .mix_order_trace import Trace, Width
 from .runtime.hints import _NUM_THREADS_PER_WARP, DeviceProperties
@@ -295,13 +291,10 @@ def predicted(
     configuration that it would be launched in.
     """
     _, columns = reduced_numels(contiguous)
-    per_multiprocessor = (
-        DeviceProperties.create(contiguous[0].get_device()).regs_per_multiprocessor
-        or DEFAULT_REGISTERS_PER_SM
-    )
+    device = DeviceModel.of(DeviceProperties.create(contiguous[0].get_device()))
     columns = V.graph.sizevars.optimization_hint(columns)
     return [
-        pressure(ops, columns, launch, per_multiprocessor)
+        pressure(ops, columns, launch, device.registers_per_sm)
         for launch in launch_configs(split)
     ]
 

@@ -33,7 +33,6 @@ from .looped_reduction import (
 )
 from .mix_order_reduction import accessed_numel
 from .persistent_reduction import FUNCTIONS
-from .runtime.hints import DeviceProperties
 from .virtualized import V
 
 
@@ -41,27 +40,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codegen.simd_kernel_features import SIMDKernelFeatures
+    from .device_model import DeviceModel
     from .scheduler import SchedulerNode
 
 
 # As many columns as a thread loads at once of a half type, in the block that the runtime
 # gives a loop.
 ROW_LOOP = LoopConfig(columns_per_thread=8, num_warps=8)
-# Bytes of an element, up to which a kernel with one index waits for what it computes: a
-# slow function, a quotient and what rows share are 24 to 43 issue slots, and an H200 has 8
-# in the time of a byte (132 SMs of 4 schedulers at 1.98 GHz, 4.2 TB/s). One that waits for
-# memory has more loads in flight than a loop.
-COMPUTED_BYTES = 4
+# Issue slots of an element, up to whose time in bytes a kernel with one index waits for what
+# it computes: a slow function, a quotient and what rows share are 24 to 43. One that waits
+# for memory has more loads in flight than a loop.
+COMPUTED_SLOTS = 32
 
 
-def is_worth_a_loop(rows: int, columns: int, device: DeviceProperties) -> bool:
+def is_worth_a_loop(rows: int, columns: int, device: DeviceModel) -> bool:
     """Whether there are enough rows, as hinted, for programs of one each, and they are long."""
-    enough = FEW_ROWS * (device.multi_processor_count or 1)
+    enough = FEW_ROWS * device.sms
     return device.type == "cuda" and columns > SHORT_COLUMNS and rows >= enough
 
 
 def pointwise_row_loop(
-    nodes: Sequence[SchedulerNode], device: DeviceProperties
+    nodes: Sequence[SchedulerNode], device: DeviceModel
 ) -> Optional[tuple[sympy.Expr, sympy.Expr]]:
     """
     The rows and the columns of a pointwise kernel of ``nodes`` that loops over rows; None
@@ -103,7 +102,8 @@ def pointwise_row_loop(
     aligned = max(adjacent_columns(dep, groups[1]) for dep in whole)
     narrower = largest_divisor(groups[1], aligned) < aligned
     slow = any(node._body.has_op(name) for node in nodes for name in FUNCTIONS)
-    computes = slow and moved_bytes(whole, nodes) <= COMPUTED_BYTES
+    most_bytes = COMPUTED_SLOTS // device.slots_per_byte
+    computes = slow and moved_bytes(whole, nodes) <= most_bytes
     return groups if shares and aligned > 1 and (narrower or computes) else None
 
 

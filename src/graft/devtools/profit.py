@@ -24,7 +24,7 @@ import math
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +32,8 @@ from unittest import mock
 from graft.errors import GraftError, UsageError
 
 FUSED, UNFUSED = "fused", "off"
+# Of `DeviceModel`, what is fitted: the rest is the device's.
+FITTED = ("launch_us", "row_share", "column_share", "kiloprogram_us", "partial_KiB_us")
 ITERATIONS = 200
 # Of a logarithm of a ratio of two times: what counts half as much as a tie.
 _TIE = 0.2
@@ -108,10 +110,10 @@ def describe(paths: Sequence[Path]) -> None:
 def points(works: Path, paths: Sequence[Path]) -> list[Point]:
     """The rows of result files, with the work of the kernel that each would have."""
     import torch
-    from torch._inductor.mix_order_profit import Work, memory_GBs
+    from torch._inductor.mix_order_profit import Work, device_model
 
     known = read(works)
-    bandwidth = memory_GBs(torch.device("cuda", 0))
+    bandwidth = device_model(torch.device("cuda", 0)).memory_GBs
     assert bandwidth is not None
     made = []
     for key, (fused_us, unfused_us) in rows(paths).items():
@@ -224,6 +226,14 @@ def _traced(fn: Any, make: Any) -> tuple[Any, Any]:
     return traced, inputs
 
 
+def fitted(values: Sequence[float]) -> Any:
+    """A device's model with `values` for what is fitted."""
+    from torch._inductor.device_model import DeviceModel
+
+    named: dict[str, Any] = dict(zip(FITTED, map(float, values), strict=True))
+    return DeviceModel(**named)
+
+
 def fit(found: list[Point]) -> list[float]:
     """Constants that minimise the squared errors of the logarithms of both times' ratio.
 
@@ -233,13 +243,14 @@ def fit(found: list[Point]) -> list[float]:
     """
     import numpy as np
     from torch._inductor import mix_order_profit as model
+    from torch._inductor.device_model import DeviceModel
 
     fused, unfused = np.log([(p.fused_us, p.unfused_us) for p in found]).T
     near = 1 / (1 + ((unfused - fused) / _TIE) ** 2)
 
     def residuals(logarithms: Any) -> Any:
-        constants = model.Constants(*np.exp(logarithms))
-        times = [model.estimate(p.work, p.memory_GBs, constants) for p in found]
+        gpu = fitted(np.exp(logarithms))
+        times = [model.estimate(p.work, replace(gpu, memory_GBs=p.memory_GBs)) for p in found]
         fused_error, unfused_error = (
             np.log([(each.fused_us, each.unfused_us) for each in times])
             - np.stack([fused, unfused], axis=1)
@@ -253,7 +264,7 @@ def fit(found: list[Point]) -> list[float]:
             ]
         )
 
-    start = np.log(astuple(model.CONSTANTS))
+    start = np.log([getattr(DeviceModel, name) for name in FITTED])
     at, damping = start, 1e-2
     for _ in range(ITERATIONS):
         base = residuals(at)
@@ -272,7 +283,7 @@ def fit(found: list[Point]) -> list[float]:
     return [float(value) for value in np.exp(at)]
 
 
-def judge(found: list[Point], constants: Any) -> list[str]:
+def judge(found: list[Point], gpu: Any) -> list[str]:
     """A line for each half, and one for each wrong choice that costs more than 2 %."""
     from torch._inductor import mix_order_profit as model
 
@@ -283,7 +294,7 @@ def judge(found: list[Point], constants: Any) -> list[str]:
         for point in part:
             each = model.Estimate(0.0, math.inf)
             if point.work is not None:
-                each = model.estimate(point.work, point.memory_GBs, constants)
+                each = model.estimate(point.work, replace(gpu, memory_GBs=point.memory_GBs))
             better = min(point.fused_us, point.unfused_us)
             losses.append((point.fused_us if each.pays else point.unfused_us) / better)
             always.append(point.fused_us / better)
@@ -314,15 +325,15 @@ def main() -> None:
         work(works, list(rows(results)))
         return
     found = points(works, results)
-    from torch._inductor import mix_order_profit as model
+    from torch._inductor.device_model import DeviceModel
 
-    constants = model.CONSTANTS
+    gpu = DeviceModel()
     if command == "fit":
         fitted_on = [p for p in found if not p.held_out and p.work is not None]
-        constants = model.Constants(*fit(fitted_on))
-    for field in fields(constants):
-        print(f"    {field.name}={getattr(constants, field.name):.4g},")
-    print("\n".join(judge(found, constants)))
+        gpu = fitted(fit(fitted_on))
+    for name in FITTED:
+        print(f"    {name}: float = {getattr(gpu, name):.4g}")
+    print("\n".join(judge(found, gpu)))
 
 
 if __name__ == "__main__":

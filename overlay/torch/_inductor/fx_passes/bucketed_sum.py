@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import size_hint, statically_known_tr
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import config
+from ..device_model import DeviceModel
 from ..pattern_matcher import (
     Arg,
     CallFunction,
@@ -30,6 +31,7 @@ from ..pattern_matcher import (
     PatternMatcherPass,
     register_graph_pattern,
 )
+from ..runtime.hints import DeviceProperties
 
 
 aten = torch.ops.aten
@@ -48,9 +50,6 @@ class Costs:
 
     # Compare, select, add.
     instructions_per_term: int = 3
-    # Four schedulers issue for a warp each (CUDA C++ Programming Guide, 'Arithmetic
-    # Instructions': 128 float32 adds a clock of compute capabilities 8.6 to 12.0).
-    lanes_per_sm: int = 128
     # Between two adds to one address. Of 4.5 ms that T5's biases took on an H200: 3.4 ns for
     # each of the adds to the 32 bytes that get most of them.
     clocks_per_add: float = 6.0
@@ -173,7 +172,7 @@ def is_checked(index: Node, size: int) -> bool:
     return False
 
 
-def pays(scatter: Scatter, sm_count: int, costs: Costs = Costs()) -> bool:
+def pays(scatter: Scatter, device: DeviceModel, costs: Costs = Costs()) -> bool:
     """
     Whether the sums take less time than adds that wait for each other would, were the
     index's elements evenly spread over the buckets. Less evenly, it pays more.
@@ -184,7 +183,7 @@ def pays(scatter: Scatter, sm_count: int, costs: Costs = Costs()) -> bool:
     )
     adds = rows / scatter.buckets
     terms = rows * columns * scatter.buckets
-    clocks = terms * costs.instructions_per_term / (costs.lanes_per_sm * sm_count)
+    clocks = terms * costs.instructions_per_term / (device.lanes_per_sm * device.sms)
     return adds >= costs.adds_of_a_launch and clocks <= adds * costs.clocks_per_add
 
 
@@ -197,8 +196,7 @@ def should_sum(match: Match) -> bool:
     if scatter is None or not 0 < scatter.buckets <= config.max_fusion_size // 2:
         return False
     device = match.output_node().meta["val"].device
-    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-    return pays(scatter, sm_count)
+    return pays(scatter, DeviceModel.of(DeviceProperties.create(device)))
 
 
 def sums(

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._ordered_set import OrderedSet
 
 from .. import config
+from ..device_model import DeviceModel
 from ..pointwise_rows import is_worth_a_loop
 from ..runtime.hints import DeviceProperties
 from .inserted import insert_like
@@ -145,7 +146,8 @@ def loops_over_rows(value: torch.Tensor, dim: int) -> bool:
     rows = value.numel() // columns
     if not isinstance(rows, int):
         rows = rows.node.hint if rows.node.has_hint() else 0
-    return is_worth_a_loop(rows, columns, DeviceProperties.create(value.device))
+    device = DeviceModel.of(DeviceProperties.create(value.device))
+    return is_worth_a_loop(rows, columns, device)
 
 
 def is_zero_elsewhere(source: Node) -> bool:
