@@ -10,6 +10,7 @@ from torch._inductor.device_model import ARCHITECTURES, DeviceModel, SM_90
 from torch._inductor.mix_order_row_split import row_split, RowCost
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
+from torch.testing._internal.inductor_utils import HAS_GPU
 
 
 def properties(cc=90, **changes):
@@ -121,4 +122,5 @@ class DeviceModelTest(TestCase):
 
 
 if __name__ == "__main__":
-    run_tests()
+    if HAS_GPU:
+        run_tests()
