@@ -181,3 +181,10 @@ def test_a_wrong_attribute_is_named(file, attribute, message):
 def test_a_missing_file_is_named():
     with pytest.raises(UsageError, match="there is no file 'nowhere.py'"):
         cases.find("nowhere.py:f")
+
+
+def test_a_file_that_is_no_python(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A page")
+    with pytest.raises(UsageError, match="is no Python file"):
+        cases.find(f"{page}:function")

@@ -66,6 +66,8 @@ def _from_file(name: str) -> Case:
     path = Path(file).resolve()
     if not path.is_file():
         raise UsageError(f"there is no file {file!r} (in {name!r})")
+    if path.suffix != ".py":
+        raise UsageError(f"{file} is no Python file", next="graft explain FILE.py:FUNCTION")
     module = _module(path)
     found = getattr(module, attribute, None)
     if found is None:
