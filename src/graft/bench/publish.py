@@ -144,7 +144,7 @@ def publish(
             _adopt(part, root, say)
         else:
             todo.append(part)
-    _write_tables(root, say)  # whatever becomes of the rest
+    write_tables(root, say)  # whatever becomes of the rest
     if todo:
         _check_gpu(gpus(), published.gpu, todo)
     failed = []
@@ -164,17 +164,23 @@ def publish(
         else:
             failed.append(part)
             say(f"{part.name}: failed; {part.result} is as it was")
-    _write_tables(root, say)
+    write_tables(root, say)
     if failed:
         names = " ".join(part.name for part in failed)
         raise GraftError(
             f"of {len(todo)} parts {len(failed)} failed, and say why above: {names}",
-            f"graft bench publish{''.join(f' --part {part.name}' for part in failed)}",
+            command(failed),
         )
     return True
 
 
-def _write_tables(root: Path, say: Say) -> None:
+def command(of: Sequence[Part]) -> str:
+    """What measures the parts `of`."""
+    return f"graft bench publish{''.join(f' --part {part.name}' for part in of)}"
+
+
+def write_tables(root: Path, say: Say) -> None:
+    """Write the tables that are stale."""
     for page, _, due in list(tables.stale(root)):
         page.write_text(due)
         say(f"{page.relative_to(root)}: tables written")
@@ -275,7 +281,7 @@ def _forget(work: Path) -> None:
 
 
 def _cut(left: Sequence[Part], hash: str, root: Path, say: Say) -> bool:
-    _write_tables(root, say)
+    write_tables(root, say)
     at = state(left[0], hash, root)
     minutes = sum(part.minutes for part in left)
     say(f"stopped; {left[0].name}: {at}")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from graft.bench import carried, parts, publish, tables
-from graft.bench.parts import Part
+from graft.bench import carried, parts, publish
 from graft.devtools import same_code, snapshots
+from graft.devtools.codes import POINTS
 from graft.devtools.same_code import Wanted
 from graft.errors import GraftError, UsageError
 from graft.lab import devices
@@ -54,7 +54,7 @@ def carry(
             "graft bench publish --list",
         )
     wanted = Wanted(
-        groups=("points",),
+        groups=(POINTS,),
         gpus=(devices.find(published.gpu).key,),
         without=frozenset({"comments"}),
     )
@@ -63,7 +63,7 @@ def carry(
         found = same_code.compare(
             (before, now),
             built.base,
-            replace(wanted, only=(f"points/{part.name}/",)),
+            replace(wanted, only=(f"{POINTS}/{part.name}/",)),
             workers=workers,
             say=say,
         )
@@ -77,15 +77,9 @@ def carry(
             said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
             items = ", ".join(each.item.partition("/")[2] for each in found.differences)
             say(f"{part.name}: {said}: {items}")
-    for page, _, text in list(tables.stale(root)):
-        page.write_text(text)
-        say(f"{page.relative_to(root)}: tables written")
+    publish.write_tables(root, say)
     if other:
         raise GraftError(
             f"other code: {' '.join(part.name for part in other)}",
-            f"graft bench publish{_named(other)}",
+            publish.command(other),
         )
-
-
-def _named(of: Sequence[Part]) -> str:
-    return "".join(f" --part {part.name}" for part in of)
