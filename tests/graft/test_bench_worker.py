@@ -302,6 +302,33 @@ def test_an_unknown_knob_is_named():
         worker.Worker().hello("compile", {"triton.nonsense": 1})
 
 
+DEBUG = "triton.mix_order_reduction_debug"
+
+
+def test_entries_of_a_dictionary_are_put_together():
+    known = {"triton.x": 1, DEBUG: {"a": 1}, "list": [1]}
+    assert worker._patch({"triton.x": 2}, known) == {"triton.x": 2}
+    both = worker._patch({f"{DEBUG}.b": False, f"{DEBUG}.c": 3}, known)
+    assert both == {DEBUG: {"a": 1, "b": False, "c": 3}}
+    assert worker._patch({f"{DEBUG}.b": 2, DEBUG: {"d": 4}}, known) == {DEBUG: {"d": 4, "b": 2}}
+    for name in ("list.b", "triton.b", "b", f"{DEBUG}s.b"):
+        with pytest.raises(worker.CaseError, match=f"config has no {name}"):
+            worker._patch({name: 1}, known)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({f"{DEBUG}.prefetch": False}, "has no 'prefetch'; its options are .*prefetch_rows"),
+        ({f"{DEBUG}.prefetch_rows": 0}, "prefetch_rows is 0, and should be of type bool"),
+        ({DEBUG: {"prefetch": False}}, "has no 'prefetch'"),
+    ],
+)
+def test_a_debug_option_that_is_none_is_named(knobs, why):
+    with pytest.raises(worker.CaseError, match=why):
+        worker.Worker().hello("compile", knobs)
+
+
 def test_repeatable_compares_bits():
     x = torch.tensor([1.0, float("nan"), -0.0])
     assert worker._same_bits(x, x.clone())

@@ -5,17 +5,19 @@ import dataclasses
 import os
 import re
 import unittest
+from contextlib import nullcontext
 from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import block_reduction_order, metrics
+from torch._inductor import block_reduction_order, metrics, repeated_tensor
 from torch._inductor.block_reduction_order import follow_writes, YFirstTile
 from torch._inductor.block_reduction_tile import (
     Access,
     BlockReductionTile,
     choose_tile,
 )
+from torch._inductor.choices import InductorChoices
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_heuristics import (
@@ -26,6 +28,7 @@ from torch._inductor.runtime.triton_heuristics import (
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.tiling_utils import extract_normalized_read_writes
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -42,9 +45,7 @@ OPTIONS = {
     "triton.persistent_reductions": True,
     "triton.force_cooperative_reductions": False,
     "triton.block_reduction_tiles": True,
-    "triton.block_reductions_follow_writes": True,
     "triton.mix_order_reduction": False,
-    "triton.max_stored_repeats": 1,
     "split_reductions": False,
     "loop_ordering_after_fusion": True,
     "deterministic": False,
@@ -489,6 +490,9 @@ FIRST_Y = "yoffset = (tl.program_id(0) % tl.cdiv(ynumel, YBLOCK))"
 THEN_X = "xoffset = (tl.program_id(0) // tl.cdiv(ynumel, YBLOCK))"
 NO_WIDE = mock.patch.object(block_reduction_order, "WIDE_PROGRAMS_PER_SM", 2**30)
 ALL_WIDE = mock.patch.object(block_reduction_order, "WIDE_PROGRAMS_PER_SM", 0)
+NO_FOLLOW = mock.patch.object(
+    block_reduction_order, "follow_writes", lambda tile, *args, **kwargs: tile
+)
 
 
 @instantiate_parametrized_tests
@@ -550,9 +554,8 @@ class FollowWritesTest(TestBase):
 
     def test_off(self):
         x = randn(288, 200, dtype=torch.bfloat16)
-        options = {"triton.block_reductions_follow_writes": False}
-        with ALL_WIDE:
-            code = self.check(scale_other, x, **options)
+        with ALL_WIDE, NO_FOLLOW:
+            code = self.check(scale_other, x)
         self.assert_y_first(code, False)
         tile = {"YBLOCK": 4, "XBLOCK": 64, "num_warps": 8}
         self.assertEqual(self.tile(code), tile)
@@ -563,8 +566,10 @@ class FollowWritesTest(TestBase):
         results = []
         for follow in (False, True, False):
             torch._dynamo.reset()
-            options = {**OPTIONS, "triton.block_reductions_follow_writes": follow}
-            with inductor_config.patch(options), ALL_WIDE:
+            # caches do not know of what is patched here
+            options = {**OPTIONS, "force_disable_caches": True}
+            order = nullcontext() if follow else NO_FOLLOW
+            with inductor_config.patch(options), ALL_WIDE, order:
                 results.append(torch.compile(scale_other)(x))
         for result in results[1:]:
             for act, expect in zip(result, results[0]):
@@ -591,12 +596,9 @@ class FollowWritesTest(TestBase):
         with (
             mock.patch("torch._inductor.codegen.triton.get_max_y_grid", limit),
             mock.patch.object(triton_heuristics, "get_max_y_grid", limit),
+            nullcontext() if follow else NO_FOLLOW,
         ):
-            code = self.check(
-                scale_of(20),
-                randn(20 * blocks, 40),
-                **{"triton.block_reductions_follow_writes": follow},
-            )
+            code = self.check(scale_of(20), randn(20 * blocks, 40))
         self.assert_y_first(code, follow)
         overflow = not follow
         self.assertEqual("tl.program_id(2)" in code, overflow)
@@ -775,6 +777,20 @@ def grouped_heads_first(x, value):
     return (y.repeat_interleave(2, 1),)
 
 
+class TileRowValues(InductorChoices):
+    """Gives a pointwise tile a dimension for the sake of values of rows as well."""
+
+    @staticmethod
+    def tiling_variables(analysis):
+        return analysis.norm_read_writes.index_vars & analysis.coalesced_by_var.keys()
+
+
+def tiling_row_values(tile=True):
+    return V.set_choices_handler(TileRowValues() if tile else InductorChoices())
+
+
+# repeats are copied by kernels of their own
+@mock.patch.object(repeated_tensor, "MAX_STORED_REPEATS", 1)
 @instantiate_parametrized_tests
 class RowValuesTest(TestBase):
     """Scattered values of rows are no reason for a dimension of a pointwise tile."""
@@ -792,8 +808,8 @@ class RowValuesTest(TestBase):
     @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
     def test_tile_row_values(self, dtype):
         inputs = self.inputs((8, 16, 4, 32), dtype)
-        options = {"triton.tile_row_values": True}
-        code = self.check(grouped_heads_first, *inputs, **options)
+        with tiling_row_values():
+            code = self.check(grouped_heads_first, *inputs)
         self.assertEqual(self.size_hints(code), {"y": 32, "x": 1024})
 
     @parametrize("shape", ((3, 7, 5, 33), (1, 129, 3, 65), (5, 1, 32, 40)))
@@ -807,7 +823,8 @@ class RowValuesTest(TestBase):
         results = []
         for tile in (False, True, False):
             torch._dynamo.reset()
-            with inductor_config.patch({**OPTIONS, "triton.tile_row_values": tile}):
+            options = {**OPTIONS, "force_disable_caches": True}
+            with inductor_config.patch(options), tiling_row_values(tile):
                 (result,) = torch.compile(grouped_heads_first)(*inputs)
             results.append(result)
         self.assertTrue(torch.equal(results[0], results[1]))
@@ -838,12 +855,12 @@ class RowValuesTest(TestBase):
     def test_dynamic(self, tile):
         torch._dynamo.reset()
         compiled = torch.compile(grouped_heads_first, fullgraph=True)
-        options = {**OPTIONS, "triton.tile_row_values": tile}
+        options = {**OPTIONS, "force_disable_caches": True}
         for tokens in (16, 24):
             inputs = self.inputs((8, tokens, 4, 32), torch.bfloat16)
             for tensor in inputs:
                 torch._dynamo.mark_dynamic(tensor, 1)
-            with inductor_config.patch(options):
+            with inductor_config.patch(options), tiling_row_values(tile):
                 (actual,), codes = run_and_get_code(compiled, *inputs)
             (expected,) = grouped_heads_first(*inputs)
             self.assertEqual(actual, expected)

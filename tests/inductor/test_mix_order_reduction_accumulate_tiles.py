@@ -31,7 +31,6 @@ except ImportError:
 
 FUSE = {
     **FUSE_ALL,
-    "triton.mix_order_reduction_extrema": True,
     # so that all inputs are loaded in the kernel
     "realize_reads_threshold": 100,
     "realize_acc_reads_threshold": 100,

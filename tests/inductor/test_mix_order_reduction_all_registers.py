@@ -34,9 +34,9 @@ except ImportError:
     )
 
 
-ALL_REGISTERS = "triton.mix_order_reduction_all_registers"
+DEBUG = "triton.mix_order_reduction_debug"
 # or all kernels are compiled with as many as there are
-NOT_SHARED = {**FUSE_ALL, "triton.mix_order_reduction_share_registers": False}
+NOT_SHARED = {**FUSE_ALL, DEBUG: {"share_registers": False}}
 
 
 @instantiate_parametrized_tests
@@ -106,13 +106,14 @@ class KernelTest(MixOrderTestCase):
             self.assertEqual(self.asks(columns), asked)
 
     def test_what_is_not_predicted(self):
-        options = {"triton.mix_order_reduction_register_pressure": False}
+        options = {DEBUG: {"share_registers": False, "register_pressure": False}}
         lacking = Pressure(256, 255)
         with patch.object(mix_order_spills, "pressure", lambda *args: lacking):
             self.assertFalse(self.asks(4096, **options))
 
     def test_knob(self):
-        self.assertFalse(self.asks(16384, **{ALL_REGISTERS: False}))
+        options = {DEBUG: {"share_registers": False, "all_registers": False}}
+        self.assertFalse(self.asks(16384, **options))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,7 @@ except ImportError:
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
-MIN_COPY_BYTES = "triton.mix_order_reduction_min_copy_bytes"
-PREFETCH = "triton.mix_order_reduction_prefetch_rows"
+DEBUG = "triton.mix_order_reduction_debug"
 
 
 @instantiate_parametrized_tests
@@ -95,7 +94,7 @@ class RowSplitTest(TestCase):
         self.assertEqual(self.copied(self.split(columns, size)), copied)
         sums = {"stores_rows": False, "streams": 1, "stream_bytes": size, "invariants": 0}
         self.assertEqual(self.copied(self.split(columns, size, **sums)), copied)
-        with inductor_config.patch({MIN_COPY_BYTES: 4}):
+        with inductor_config.patch({DEBUG: {"min_copy_bytes": 4}}):
             self.assertTrue(self.copied(self.split(columns, size)))
 
     # whose next rows no instruction can ask for
@@ -111,14 +110,14 @@ class RowSplitTest(TestCase):
         self.assertEqual(self.copied(split), copied)
 
     def test_prefetch_knob(self):
-        with inductor_config.patch({PREFETCH: False}):
+        with inductor_config.patch({DEBUG: {"prefetch_rows": False}}):
             self.assertGreater(self.split(3333, 4).num_stages, 1)
 
     @parametrize("columns,size", ((12290, 2), (14002, 2), (10241, 4), (12290, 4)))
     def test_wide_rows(self, columns, size):
         split = self.split(columns, size)
         self.assertEqual((split.num_stages, split.reload), (1, False))
-        with inductor_config.patch({MIN_COPY_BYTES: 4}):
+        with inductor_config.patch({DEBUG: {"min_copy_bytes": 4}}):
             self.assertGreater(self.split(columns, size).num_stages, 1)
 
 
@@ -185,7 +184,7 @@ class KernelTest(MixOrderTestCase):
 
     def test_knob(self):
         args = rms_norm_args(133, 97)
-        code = self.check(rms_norm_backward, *args, **{MIN_COPY_BYTES: 4})
+        code = self.check(rms_norm_backward, *args, **{DEBUG: {"min_copy_bytes": 4}})
         self.assertEqual(self.fetched(code), 0)
 
 

@@ -21,18 +21,15 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
 COST_MODEL = "triton.mix_order_reduction_cost_model"
-PERSISTENT = "triton.mix_order_reduction_persistent_row_split"
+DEBUG = "triton.mix_order_reduction_debug"
 SPLIT_SIZE = "triton.mix_order_reduction_split_size"
 NON_STRICT = "triton.mix_order_reduction_non_strict_mode"
 DECIDE = {
     "triton.mix_order_reduction": True,
     "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_register_pressure": False,
-    "triton.mix_order_reduction_cancel_split": True,
-    "triton.mix_order_reduction_square": True,
+    DEBUG: {"register_pressure": False},
     "triton.mix_order_reduction_autotune_split_size": False,
     NON_STRICT: False,
-    PERSISTENT: True,
     SPLIT_SIZE: None,
     COST_MODEL: True,
     "split_reductions": True,
@@ -195,7 +192,7 @@ class DecisionTest(TestCase):
     def test_old_gates(self, shape, fused, why):
         options = {
             "knob": {COST_MODEL: False},
-            "rows are not split": {PERSISTENT: False},
+            "rows are not split": {DEBUG: {"persistent_row_split": False}},
             "one split size": {SPLIT_SIZE: 16},
             "unknown GPU": {"memory_GBs": None},
         }[why]

@@ -31,9 +31,9 @@ except ImportError:
     )
 
 
-DEAL = "triton.mix_order_reduction_deal_tiles"
+DEBUG = "triton.mix_order_reduction_debug"
 # tiles of rows that are fetched ahead are dealt out anyway
-NOT_FETCHED = {**FUSE_ALL, "triton.mix_order_reduction_prefetch_rows": False}
+NOT_FETCHED = {**FUSE_ALL, DEBUG: {"prefetch_rows": False}}
 
 
 def both(x):
@@ -80,9 +80,9 @@ class DealTilesTest(MixOrderTestCase):
         code = self.generate(rms_norm_backward, *args)
         self.assertEqual(self.deals(code), {more > 0})
 
-    @inductor_config.patch(DEAL, False)
     def test_knob(self):
-        code = self.check(both, randn(400, 5000))
+        options = {DEBUG: {"deal_tiles": False, "prefetch_rows": False}}
+        code = self.check(both, randn(400, 5000), **options)
         self.assertEqual(self.deals(code), {False})
 
     # a run of RSPLIT_SIZE rows is what the knob asks for

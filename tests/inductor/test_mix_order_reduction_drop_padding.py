@@ -31,8 +31,7 @@ except ImportError:
     )
 
 
-FUSE = {**FUSE_ALL, "triton.mix_order_reduction_extrema": True}
-DROP_PADDING = "triton.mix_order_reduction_drop_padding"
+DEBUG = "triton.mix_order_reduction_debug"
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
@@ -50,7 +49,7 @@ def product(x):
 class DropPaddingTest(MixOrderTestCase):
     """Columns that a row is padded by are left out of what is stored of partials."""
 
-    fuse = FUSE
+    fuse = FUSE_ALL
 
     def dropped(self, code):
         """What the accumulators of the one mix-order kernel have there, each its own."""
@@ -97,7 +96,7 @@ class DropPaddingTest(MixOrderTestCase):
 
     def test_knob(self):
         args = rms_norm_args(134, 1280, torch.bfloat16)
-        code = self.check(rms_norm_backward, *args, **{DROP_PADDING: False})
+        code = self.check(rms_norm_backward, *args, **{DEBUG: {"drop_padding": False}})
         self.assertEqual(self.dropped(code), [])
 
 

@@ -13,12 +13,11 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-EXTREMA = "triton.mix_order_reduction_extrema"
+DEBUG = "triton.mix_order_reduction_debug"
 FUSE = {
     "triton.mix_order_reduction": True,
     "triton.mix_order_reduction_non_strict_mode": True,
     "triton.mix_order_reduction_max_reads": 0,
-    EXTREMA: True,
     "deterministic": False,
     "max_autotune": False,
     "coordinate_descent_tuning": False,
@@ -106,7 +105,7 @@ class ExtremaTest(TestCase):
 
     def test_off(self):
         x = torch.randn(1030, 96, device=GPU_TYPE)
-        self.check(extrema, x, fused=0, **{EXTREMA: False})
+        self.check(extrema, x, fused=0, **{DEBUG: {"extrema": False}})
 
 
 if __name__ == "__main__":

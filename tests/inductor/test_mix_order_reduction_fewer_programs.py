@@ -41,7 +41,7 @@ except ImportError:
     )
 
 
-FEWER_PROGRAMS = "triton.mix_order_reduction_fewer_programs"
+DEBUG = "triton.mix_order_reduction_debug"
 
 
 def both(x):
@@ -79,7 +79,7 @@ class PolicyTest(TestCase):
 
     def programs(self, cost, rows, device=H200):
         """With all programs, and by default, which changes nothing else."""
-        with inductor_config.patch({FEWER_PROGRAMS: False}):
+        with inductor_config.patch({DEBUG: {"fewer_programs": False}}):
             most = InductorChoices.mix_order_row_split(cost, rows, device)
         split = InductorChoices.mix_order_row_split(cost, rows, device)
         self.assertEqual(
@@ -168,14 +168,14 @@ class KernelTest(MixOrderTestCase):
     @parametrize("rows", (2048, 2051))
     def test_sums(self, rows, dtype):
         x = randn(rows, 513, dtype=dtype)
-        most = self.programs(both, x, **{FEWER_PROGRAMS: False})
+        most = self.programs(both, x, **{DEBUG: {"fewer_programs": False}})
         programs = self.programs(both, x)
         self.assertLess(programs, most)
         self.assertGreaterEqual(4 * programs, most)
 
     def test_norm(self):
         args = rms_norm_args(500, 2048, torch.bfloat16)
-        most = self.programs(rms_norm_backward, *args, **{FEWER_PROGRAMS: False})
+        most = self.programs(rms_norm_backward, *args, **{DEBUG: {"fewer_programs": False}})
         self.assertEqual(self.programs(rms_norm_backward, *args), most // 2)
 
 

@@ -189,7 +189,6 @@ class InplaceTest(InplaceTestCase):
 
         options = {
             "triton.mix_order_reduction_producer_sums": True,
-            "triton.mix_order_reduction_producer_sums_min_bytes": 0,
             "split_reductions": True,
         }
         found = self.inplace(f, *self.product(rows=1030), rows=1030, ulps=16, **options)

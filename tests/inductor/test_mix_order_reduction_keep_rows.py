@@ -39,8 +39,7 @@ except ImportError:
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
-KEEP_ROWS = "triton.mix_order_reduction_keep_rows"
-PRESSURE = "triton.mix_order_reduction_register_pressure"
+DEBUG = "triton.mix_order_reduction_debug"
 
 
 @instantiate_parametrized_tests
@@ -81,7 +80,7 @@ class RowSplitTest(TestCase):
         # once is enough
         self.assertEqual(self.how(columns, size), (False, 8, 1))
         self.assertFalse(self.split(columns, size).hoist)
-        with inductor_config.patch({KEEP_ROWS: False}):
+        with inductor_config.patch({DEBUG: {"keep_rows": False}}):
             self.assertTrue(self.split(columns, size).reload)
 
     # of float32, with the accumulators of the partials
@@ -103,7 +102,7 @@ class RowSplitTest(TestCase):
         self.assertEqual(split.reload, not kept)
         if kept:  # from shared memory
             self.assertEqual((split.num_warps, split.num_stages), (8, 2))
-        with inductor_config.patch({KEEP_ROWS: False}):
+        with inductor_config.patch({DEBUG: {"keep_rows": False}}):
             self.assertTrue(self.split(columns, 4, accumulators, streams).reload)
 
     # whose shared memory holds no two stages
@@ -122,7 +121,7 @@ class RowSplitTest(TestCase):
         # by what is predicted of both
         self.assertTrue(self.split(columns, 2).reload)
         self.assertEqual(self.how(columns, 2, keeps_rows=True), (False, 8, 1))
-        with inductor_config.patch({KEEP_ROWS: False}):
+        with inductor_config.patch({DEBUG: {"keep_rows": False}}):
             self.assertTrue(self.split(columns, 2, keeps_rows=True).reload)
 
     def test_warps_that_load_twice(self):
@@ -169,12 +168,12 @@ class KernelTest(MixOrderTestCase):
     def test_half_types(self, kept, again, loads):
         args = rms_norm_args(13, 16384, BF16)
         with self.predict(kept, again):
-            code = self.generate(rms_norm_backward, *args, **{PRESSURE: True})
+            code = self.generate(rms_norm_backward, *args)
         self.assertEqual(self.loads(code), loads)
 
     def test_not_predicted(self):
         args = rms_norm_args(13, 16384, BF16)
-        code = self.generate(rms_norm_backward, *args, **{PRESSURE: False})
+        code = self.generate(rms_norm_backward, *args, **{DEBUG: {"register_pressure": False}})
         self.assertEqual(self.loads(code), 2)
 
     # A program of 256 threads spills 1 KiB for each register that a thread lacks. It may spill
@@ -185,13 +184,13 @@ class KernelTest(MixOrderTestCase):
     def test_elements_that_are_loaded_one_at_a_time(self, excess, fused, dtype):
         args = rms_norm_args(40, 16383, dtype)
         with self.predict(excess, 0):
-            self.check(rms_norm_backward, *args, fused=fused, **{PRESSURE: True})
+            self.check(rms_norm_backward, *args, fused=fused)
 
     # loaded twice, it may spill as much as if they were not loaded alone, of as many bytes
     @parametrize("excess,fused", ((153, 1), (154, 0)))
     def test_elements_that_are_loaded_one_at_a_time_twice(self, excess, fused):
         args = rms_norm_args(40, 16383, FP32)
-        options = {PRESSURE: True, KEEP_ROWS: False}
+        options = {DEBUG: {"keep_rows": False}}
         with self.predict(1000, excess):
             self.check(rms_norm_backward, *args, fused=fused, **options)
 
@@ -200,7 +199,7 @@ class KernelTest(MixOrderTestCase):
     def test_pair_that_loads_rows_twice(self, excess, fused):
         args = rms_norm_args(40, 16384, BF16)
         with self.predict(1000, excess):
-            self.check(rms_norm_backward, *args, fused=fused, **{PRESSURE: True})
+            self.check(rms_norm_backward, *args, fused=fused)
 
     # a sixteenth of the registers, where rows are loaded twice
     @parametrize(
@@ -212,7 +211,7 @@ class KernelTest(MixOrderTestCase):
 
         args = rms_norm_args(13, 16384, BF16)
         with self.predict(kept, again):
-            code = self.generate(f, *args, torch.ones_like(args[1]), **{PRESSURE: True})
+            code = self.generate(f, *args, torch.ones_like(args[1]))
         self.assertEqual(code.count("@triton.jit"), 3 - absorbed)
 
     @parametrize("function,fused", ((torch.tanh, 0), (torch.erf, 1)))
@@ -222,7 +221,7 @@ class KernelTest(MixOrderTestCase):
             return rms_norm_backward(x, weight, function(dy), rstd)
 
         args = rms_norm_args(13, 16384)
-        self.check(f, *args, fused=fused or not policy, **{PRESSURE: policy})
+        self.check(f, *args, fused=fused or not policy, **{DEBUG: {"register_pressure": policy}})
 
     def test_slow_functions_of_a_row_s_value(self):
         def f(x, dy, rstd):
@@ -230,7 +229,7 @@ class KernelTest(MixOrderTestCase):
             return torch.tanh(s), x * s * rstd + dy, (x * dy).sum(0), dy.sum(0)
 
         x, _, dy, rstd = rms_norm_args(13, 16384)
-        self.check(f, x, dy, rstd, **{PRESSURE: True})
+        self.check(f, x, dy, rstd)
 
     # float32 beside bytes, which are half types in the mean
     def test_types_that_are_loaded_one_at_a_time(self):
@@ -239,13 +238,13 @@ class KernelTest(MixOrderTestCase):
             return y * (y * dy).sum(-1, keepdim=True) + dy, (y * dy).sum(0), dy.sum(0)
 
         x, _, dy, rstd = rms_norm_args(13, 16383)
-        code = self.generate(f, x, x > 0, dy, rstd, **{PRESSURE: False})
+        code = self.generate(f, x, x > 0, dy, rstd, **{DEBUG: {"register_pressure": False}})
         self.assertEqual(self.loads(code), 1)
 
     @parametrize("columns,dtype", ((12289, BF16), (12301, FP32), (15362, FP32), (12296, BF16)))
     @parametrize("f", (rms_norm_backward, layer_norm_backward))
     def test_values(self, f, columns, dtype):
-        self.check(f, *rms_norm_args(13, columns, dtype), **{PRESSURE: True})
+        self.check(f, *rms_norm_args(13, columns, dtype))
 
 
 class WindowTest(MixOrderTestCase):

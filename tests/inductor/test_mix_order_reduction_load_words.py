@@ -31,7 +31,7 @@ except ImportError:
     )
 
 
-LOAD_WORDS = "triton.mix_order_reduction_load_words"
+DEBUG = "triton.mix_order_reduction_debug"
 WORD = "triton_helpers.half_of_word(tl.load("
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
@@ -89,7 +89,7 @@ class LoadWordsTest(MixOrderTestCase):
 
     def test_knob(self):
         args = half_args(134, 96)
-        code = self.check(rms_norm_backward, *args, **{LOAD_WORDS: False})
+        code = self.check(rms_norm_backward, *args, **{DEBUG: {"load_words": False}})
         self.assertNotIn(WORD, code)
 
     def test_float32(self):

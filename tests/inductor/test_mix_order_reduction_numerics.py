@@ -149,7 +149,7 @@ class ReductionTypesTest(MixOrderTestCase):
 
     def test_pair_of_amax(self):
         x = torch.randn(1030, 96, device=GPU_TYPE)
-        off = {"triton.mix_order_reduction_extrema": False}
+        off = {"triton.mix_order_reduction_debug": {"extrema": False}}
         self.check(lambda x: (x.amax(0), x.sum(1)), x, fused=0, **off)
 
 
@@ -182,7 +182,7 @@ class SplitContiguousNodeTest(MixOrderTestCase):
         x, dy = (torch.randn(shape, device=GPU_TYPE) for _ in range(2))
         weight = torch.randn(columns, device=GPU_TYPE)
         rstd = torch.rand(rows, 1, device=GPU_TYPE)
-        keep = {"triton.mix_order_reduction_cancel_split": False}
+        keep = {"triton.mix_order_reduction_debug": {"cancel_split": False}}
         self.check(f, x, weight, dy, rstd, fused=0, **keep)
 
 

@@ -35,8 +35,7 @@ except ImportError:
     )
 
 
-PREFETCH = "triton.mix_order_reduction_prefetch_rows"
-SHARE_REGISTERS = "triton.mix_order_reduction_share_registers"
+DEBUG = "triton.mix_order_reduction_debug"
 FETCH = re.compile(r"triton_helpers\.prefetch_rows\((.*)\)\n")
 
 
@@ -99,7 +98,7 @@ class RowSplitTest(TestCase):
         split = self.split(10240, streams=3)
         self.assertEqual((split.num_stages, split.reload), (1, False))
         self.assertTrue(fetches(split))
-        with torch._inductor.config.patch({PREFETCH: False}):
+        with torch._inductor.config.patch({DEBUG: {"prefetch_rows": False}}):
             self.assertEqual(self.split(10240, streams=3).num_stages, 2)
 
     def test_more_than_the_cache_holds(self):
@@ -128,9 +127,9 @@ class RowSplitTest(TestCase):
 
         split = self.split(columns, staged=False)
         self.assertEqual(shape(split), after)
-        with torch._inductor.config.patch({SHARE_REGISTERS: False}):
+        with torch._inductor.config.patch({DEBUG: {"share_registers": False}}):
             self.assertEqual(shape(self.split(columns, staged=False)), before)
-        with torch._inductor.config.patch({PREFETCH: False}):
+        with torch._inductor.config.patch({DEBUG: {"prefetch_rows": False}}):
             self.assertEqual(shape(self.split(columns, staged=False)), before)
 
     def test_programs_whose_registers_would_not_fit(self):
@@ -141,12 +140,12 @@ class RowSplitTest(TestCase):
         sums = {"stores_rows": False, "streams": 1, "invariants": 0, "staged": False}
         split = self.split(2801, **sums)
         self.assertEqual((split.xblock, split.num_warps), (2, 8))
-        with torch._inductor.config.patch({PREFETCH: False}):
+        with torch._inductor.config.patch({DEBUG: {"prefetch_rows": False}}):
             split = self.split(2801, **sums)
         self.assertEqual((split.xblock, split.num_warps), (1, 4))
 
     def test_knob(self):
-        with torch._inductor.config.patch({PREFETCH: False}):
+        with torch._inductor.config.patch({DEBUG: {"prefetch_rows": False}}):
             self.assertFalse(fetches(self.split(16384)))
             split = self.split(2801, staged=False)
         self.assertFalse(fetches(split))
@@ -178,7 +177,7 @@ class KernelTest(MixOrderTestCase):
 
     def test_rows_in_runs(self):
         args = rms_norm_args(133, 97, torch.bfloat16)
-        options = {"triton.mix_order_reduction_deal_tiles": False}
+        options = {"triton.mix_order_reduction_debug": {"deal_tiles": False}}
         code = self.check(rms_norm_backward, *args, **options)
         end = "tl.program_id(0) * RSPLIT_SIZE + split_size"
         self.assertIn(f"xoffset, {end}, XBLOCK", self.fetches(code)[0])
@@ -246,7 +245,7 @@ class KernelTest(MixOrderTestCase):
 
     def test_knob(self):
         args = rms_norm_args(133, 97, torch.bfloat16)
-        code = self.check(rms_norm_backward, *args, **{PREFETCH: False})
+        code = self.check(rms_norm_backward, *args, **{DEBUG: {"prefetch_rows": False}})
         self.assertEqual(self.fetches(code), [])
 
 

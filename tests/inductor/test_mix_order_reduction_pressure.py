@@ -25,16 +25,14 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-PRESSURE = "triton.mix_order_reduction_register_pressure"
+DEBUG = "triton.mix_order_reduction_debug"
 MAX_READS = "triton.mix_order_reduction_max_reads"
 FUSE = {
     "triton.mix_order_reduction": True,
     "triton.mix_order_reduction_non_strict_mode": True,
-    "triton.mix_order_reduction_persistent_row_split": True,
     "triton.mix_order_reduction_split_size": None,
     "triton.mix_order_reduction_autotune_split_size": False,
     MAX_READS: None,
-    PRESSURE: True,
     "deterministic": False,
     "max_autotune": False,
     "coordinate_descent_tuning": False,
@@ -433,7 +431,7 @@ class PolicyTest(TestCase):
     @parametrize("max_reads", (None, 0))
     def test_absorbed(self, policy, max_reads):
         args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(18)]
-        options = {PRESSURE: policy, MAX_READS: max_reads}
+        options = {DEBUG: {"register_pressure": policy}, MAX_READS: max_reads}
         self.assertEqual(self.run_with(self.beside, *args, **options), 1)
         refused = policy or max_reads is None
         self.assertEqual(metrics.generated_kernel_count, 3 if refused else 2)
@@ -446,7 +444,8 @@ class PolicyTest(TestCase):
             return x.sum(1), x.sum(0), *((x * t).sum(0) for t in tensors)
 
         args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(14)]
-        partials = self.run_with(f, *args, **{PRESSURE: policy, MAX_READS: 0})
+        options = {DEBUG: {"register_pressure": policy}, MAX_READS: 0}
+        partials = self.run_with(f, *args, **options)
         self.assertEqual(partials, 0 if policy else 14)
 
     # A program of 256 threads spills 1 KiB for each register that a thread lacks. It may

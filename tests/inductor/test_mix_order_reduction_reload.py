@@ -319,7 +319,7 @@ class ReloadTest(ReloadTestCase, MixOrderTestCase):
     def test_wide_rows(self, columns, dtype):
         args = rms_norm_args(40, columns, dtype)
         code = self.check(
-            rms_norm_backward, *args, **{"triton.mix_order_reduction_keep_rows": False}
+            rms_norm_backward, *args, **{"triton.mix_order_reduction_debug": {"keep_rows": False}}
         )
         # of the weight, if it fits, rstd, and x and dy, of 16384 columns in both passes
         expected = ((1, 5), (0, 7)) if columns == 16384 else ((1, 3), (0, 4))

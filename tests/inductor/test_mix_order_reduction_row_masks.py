@@ -72,7 +72,7 @@ class KernelTest(MixOrderTestCase):
         code = self.check(rms_norm_backward, *rms_norm_args(rows, 5000, FP32))
         self.assertFalse(self.masks_rows(code))
 
-    @inductor_config.patch("triton.mix_order_reduction_bound_tiles", False)
+    @inductor_config.patch("triton.mix_order_reduction_debug", {"bound_tiles": False})
     def test_knob(self):
         code = self.check(both, randn(133, 8192))
         self.assertTrue(self.masks_rows(code))

@@ -37,7 +37,7 @@ except ImportError:
     )
 
 
-PERSISTENT = "triton.mix_order_reduction_persistent_row_split"
+DEBUG = "triton.mix_order_reduction_debug"
 SPLIT_SIZE = "triton.mix_order_reduction_split_size"
 
 
@@ -186,11 +186,11 @@ class PersistentRowsTest(MixOrderTestCase):
         (_, _, num_stages), *_ = self.meta(code)["configs"]
         self.assertEqual(num_stages, stages)
 
-    @parametrize("option", (PERSISTENT, SPLIT_SIZE))
+    @parametrize("option", (DEBUG, SPLIT_SIZE))
     def test_not_persistent(self, option):
         args = randn(133, 96), randn(96)
         self.meta(self.check(sums, *args))
-        value = 16 if option == SPLIT_SIZE else False
+        value = 16 if option == SPLIT_SIZE else {"persistent_row_split": False}
         code = self.check(sums, *args, fused=2, **{option: value})
         self.assertNotIn("'row_split'", code)
         self.assertIn("RSPLIT_SIZE : tl.constexpr", self.kernel(code)[0])

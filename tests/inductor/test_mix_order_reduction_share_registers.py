@@ -37,7 +37,7 @@ except ImportError:
     )
 
 
-SHARE_REGISTERS = "triton.mix_order_reduction_share_registers"
+DEBUG = "triton.mix_order_reduction_debug"
 
 
 @instantiate_parametrized_tests
@@ -143,7 +143,7 @@ class KernelTest(MixOrderTestCase):
     @parametrize("columns", (1001, 1024, 4096, 6401))
     def test_knob(self, columns):
         args = rms_norm_args(20000, columns, torch.bfloat16)
-        off = {SHARE_REGISTERS: False}
+        off = {DEBUG: {"share_registers": False}}
         self.assertEqual(self.sharing(rms_norm_backward, *args, **off), 0)
 
     @parametrize("columns", (97, 384, 1001))

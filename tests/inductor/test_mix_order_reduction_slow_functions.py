@@ -90,7 +90,7 @@ class PolicyTest(TestCase):
     @parametrize("columns", (64, 128, 512, 1024, 2048, 4096, 8192, 16384))
     @parametrize("itemsize", (2, 4))
     # of rows that are kept though they do not fit, those that are slow are not
-    @inductor_config.patch("triton.mix_order_reduction_keep_rows", False)
+    @inductor_config.patch("triton.mix_order_reduction_debug", {"keep_rows": False})
     def test_fits(self, columns, itemsize):
         for streams in (1, 2, 5, 9):
             for accumulators in (1, 3, 6):

@@ -14,13 +14,12 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-CANCEL = "triton.mix_order_reduction_cancel_split"
+DEBUG = "triton.mix_order_reduction_debug"
 FUSE = {
     "triton.mix_order_reduction": True,
     "triton.mix_order_reduction_non_strict_mode": True,
     "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_register_pressure": False,
-    CANCEL: True,
+    DEBUG: {"register_pressure": False},
     "split_reductions": True,
     "deterministic": False,
     "max_autotune": False,
@@ -147,8 +146,11 @@ class CancelSplitTest(TestCase):
         # declined, and the code is that without mix-order reductions
         x, dy = (torch.randn(13, 8472, device=GPU_TYPE) for _ in range(2))
         weight = torch.randn(8472, device=GPU_TYPE)
-        name = CANCEL if knob == "cancel_split" else "triton.mix_order_reduction"
-        self.check(rms_norm_backward, x, dy, weight, fused=0, kernels=4, **{name: False})
+        off = {
+            "cancel_split": {DEBUG: {"cancel_split": False}},
+            "mix_order_reduction": {"triton.mix_order_reduction": False},
+        }[knob]
+        self.check(rms_norm_backward, x, dy, weight, fused=0, kernels=4, **off)
 
     def test_strict(self):
         x = torch.randn(64, 16384, device=GPU_TYPE)

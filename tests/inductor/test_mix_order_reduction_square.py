@@ -3,6 +3,7 @@
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.mix_order_debug import debug_options, DebugOptions
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.common_utils import (
@@ -12,12 +13,11 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-SQUARE = "triton.mix_order_reduction_square"
+DEBUG = "triton.mix_order_reduction_debug"
 FUSE = {
     "triton.mix_order_reduction": True,
     "triton.mix_order_reduction_non_strict_mode": True,
     "triton.mix_order_reduction_max_reads": 0,
-    SQUARE: True,
     "deterministic": False,
     "max_autotune": False,
     "coordinate_descent_tuning": False,
@@ -133,13 +133,13 @@ class SquareTest(TestCase):
             split_reductions=False,
             score_fusion_memory_threshold=1,
             **STRICT,
-            **{SQUARE: square},
+            **{DEBUG: {"square": square}},
         )
 
     def test_off(self):
         x = torch.randn(96, 96, device=GPU_TYPE)
         self.check(
-            lambda x: (x.sum(1), x.sum(0)), x, fused=0, kernels=2, **{SQUARE: False}
+            lambda x: (x.sum(1), x.sum(0)), x, fused=0, kernels=2, **{DEBUG: {"square": False}}
         )
 
     def test_dynamic(self):
@@ -153,6 +153,45 @@ class SquareTest(TestCase):
         x = torch.randn(96, 96, device=GPU_TYPE)
         torch._dynamo.mark_dynamic(x, 0)
         self.check(lambda x: (x.sum(1), x.sum(0)), x, split_reductions=False)
+
+
+class DebugOptionsTest(TestCase):
+    """What ``triton.mix_order_reduction_debug`` may have."""
+
+    def test_others_are_as_they_were(self):
+        self.assertEqual(debug_options(), DebugOptions())
+        with inductor_config.patch({DEBUG: {"square": False}}):
+            self.assertEqual(debug_options(), DebugOptions(square=False))
+
+    def test_what_is_none(self):
+        for entries, why in (
+            ({"squares": False}, "has no 'squares'; its options are .*square"),
+            ({"__class__": False}, "has no '__class__'"),
+            ({"square": 0}, "square is 0, and should be of type bool"),
+        ):
+            with inductor_config.patch({DEBUG: entries}):
+                self.assertRaisesRegex(ValueError, why, debug_options)
+
+    def test_options_of_compile(self):
+        x = torch.randn(96, 96, device=GPU_TYPE)
+        for square in (True, False):
+            torch._dynamo.reset()
+            metrics.reset()
+            options = {**FUSE, DEBUG: {"square": square}}
+            torch.compile(lambda x: (x.sum(1), x.sum(0)), options=options)(x)
+            self.assertEqual(metrics.codegen_mix_order_reduction, square)
+
+    def test_caches_tell_them_apart(self):
+        x = torch.randn(96, 96, device=GPU_TYPE)
+        codes = []
+        for square in (True, False, True):
+            torch._dynamo.reset()
+            options = {**FUSE, "fx_graph_cache": True, DEBUG: {"square": square}}
+            with inductor_config.patch(options):
+                f = torch.compile(lambda x: (x.sum(1), x.sum(0)))
+                codes += run_and_get_code(f, x)[1]
+        self.assertNotEqual(codes[0], codes[1])
+        self.assertEqual(codes[0], codes[2])
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class KernelTest(MixOrderTestCase):
         metrics.reset()
         self.check(both, x)
 
-    @inductor_config.patch("triton.mix_order_reduction_keep_rows", False)
+    @inductor_config.patch("triton.mix_order_reduction_debug", {"keep_rows": False})
     def test_rows_that_would_be_loaded_twice(self):
         # those of bfloat16 with an odd number of columns: three times as slow as unfused
         for columns, dtype, fused in ((16383, BF16, 0), (16384, BF16, 1)):
@@ -185,7 +185,7 @@ class PolicyTest(TestCase):
         self.assertEqual((split.programs_per_sm, split.num_programs), (3, 396))
         self.assertEqual((split.xblock, split.num_stages), (1, 1))
 
-    @inductor_config.patch("triton.mix_order_reduction_prefetch_rows", False)
+    @inductor_config.patch("triton.mix_order_reduction_debug", {"prefetch_rows": False})
     def test_many_buffers(self):
         # fewer rows at once, and where one does not fit, rows are loaded twice
         few = row_split(self.cost(5003), H200, 100_000)

@@ -32,7 +32,6 @@ FUSE = {
 FUSE_ALL = {
     **FUSE,
     "triton.mix_order_reduction_max_reads": 0,
-    "triton.mix_order_reduction_persistent_row_split": True,
     "triton.mix_order_reduction_split_size": None,
     "triton.mix_order_reduction_autotune_split_size": False,
     "split_reductions": False,

@@ -27,15 +27,14 @@ except ImportError:
     )
 
 
-EVEN = "triton.mix_order_reduction_even_vectors"
-FUSE = {**FUSE_ALL, EVEN: True}
+DEBUG = "triton.mix_order_reduction_debug"
 
 
 @instantiate_parametrized_tests
 class EvenVectorsTest(MixOrderTestCase):
     """As many columns a thread of each tensor as of the widest."""
 
-    fuse = FUSE
+    fuse = FUSE_ALL
 
     @parametrize("even", (True, False))
     @parametrize("mask", (torch.bool, torch.int8))
@@ -46,7 +45,7 @@ class EvenVectorsTest(MixOrderTestCase):
 
         x, y = randn(133, 96), randn(133, 96)
         mask = (torch.rand(133, 96, device=GPU_TYPE) > 0.1).to(mask)
-        found = self.alignments(self.check(f, x, y, mask, **{EVEN: even}))
+        found = self.alignments(self.check(f, x, y, mask, **{DEBUG: {"even_vectors": even}}))
         self.assertEqual(found.pop("*fp32"), {16})
         self.assertEqual(list(found.values()), [{4 if even else 16}])
 

@@ -51,12 +51,10 @@ except ImportError:
 
 
 KNOB = "triton.mix_order_reduction_producer_sums"
-MIN_BYTES = "triton.mix_order_reduction_producer_sums_min_bytes"
 MAX_READS = "triton.mix_order_reduction_max_reads"
 OPTIONS = {
     **FUSE_ALL,
     KNOB: True,
-    MIN_BYTES: 0,
     "emulate_precision_casts": False,
     "shape_padding": False,
 }
@@ -665,14 +663,6 @@ class DeclineTest(TestBase):
         self.generate(f, torch.empty(rows, 1024, device=GPU_TYPE), split_reductions=False)
         self.assertEqual(metrics.codegen_mix_order_reduction, rows > 64)
 
-    def test_min_bytes(self):
-        size = 4 * ROWS * COLUMNS
-        self.check(norm_backward, *arguments(), **{MIN_BYTES: size})
-        metrics.reset()
-        torch._dynamo.reset()
-        more = {MIN_BYTES: size + 1}
-        self.check(norm_backward, *arguments(), kernels=3, partials=2, **more)
-
     def test_max_reads(self):
         def f(x, y, z, *args):
             dx, *sums = backward(*args)
@@ -788,11 +778,6 @@ class ModelTest(TestCase):
 
     def test_pays(self):
         self.assertIsNone(self.why_not(self.cost()))
-
-    def test_min_bytes(self):
-        cost = self.cost()
-        self.assertIsNone(self.why_not(cost, cost.bytes_saved))
-        self.assertRegex(self.why_not(cost, cost.bytes_saved + 1), "fewer than")
 
     def test_workspace(self):
         """Partials of as many rows as there are to sum save nothing."""

@@ -2,10 +2,12 @@
 
 import re
 import unittest
+from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
+from torch._inductor import repeated_tensor
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.common_utils import (
@@ -15,8 +17,7 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-STORES = "triton.max_stored_repeats"
-OPTIONS = {STORES: 8, "loop_ordering_after_fusion": True, "split_reductions": False}
+OPTIONS = {"loop_ordering_after_fusion": True, "split_reductions": False}
 
 
 def heads_first(x, groups):
@@ -62,7 +63,8 @@ class RepeatedTensorTest(TestCase):
         self.check(normed_keys(groups), self.keys(dtype), 1, groups)
 
     def test_off(self):
-        self.check(normed_keys(2), self.keys(), 2, 1, **{STORES: 1})
+        with mock.patch.object(repeated_tensor, "MAX_STORED_REPEATS", 1):
+            self.check(normed_keys(2), self.keys(), 2, 1)
 
     @parametrize("groups", (2, 8))
     def test_no_norm(self, groups):

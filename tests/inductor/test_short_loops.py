@@ -6,11 +6,13 @@ from unittest import mock
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import looped_reduction
+from torch._inductor.choices import InductorChoices
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.looped_reduction import LoopConfig, LoopedRows
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -18,7 +20,6 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-KNOB = "triton.short_loops_few_warps"
 FOUR_WARPS = "'loop_config': (16, 4)"
 
 
@@ -73,8 +74,14 @@ class ShortLoopsTest(TestCase):
     def test_half_types(self, dtype, columns, f):
         self.assertIn(FOUR_WARPS, self.check(f, 3, columns, dtype=dtype))
 
-    def test_knob(self):
-        code = self.check(row_sum, 3, 2501, **{KNOB: False})
+    def test_choice_can_be_overridden(self):
+        class AtRunTime(InductorChoices):
+            @staticmethod
+            def loop_config(features):
+                return None
+
+        with V.set_choices_handler(AtRunTime()):
+            code = self.check(row_sum, 3, 2501)
         self.assertNotIn("loop_config", code)
 
     def test_as_ever(self):

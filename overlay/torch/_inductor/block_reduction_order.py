@@ -14,7 +14,6 @@ from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from . import config
 from .block_reduction_tile import (
     Access,
     block_reduction_tile,
@@ -67,8 +66,6 @@ def ordered_tile(
     if found is None:
         return None
     (reads, writes), tile = found
-    if not config.triton.block_reductions_follow_writes:
-        return tile
     hint = V.graph.sizevars.optimization_hint
     device = DeviceProperties.create(V.graph.get_current_device_or_throw())
     return follow_writes(

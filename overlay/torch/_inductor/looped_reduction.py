@@ -276,11 +276,6 @@ def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:
     if has_online_softmax(kernel.features):
         shared = SharedMaxima.of(kernel)
         return shared.loop if shared else None
-    is_pointwise = not kernel.features.reduction_nodes()
-    if (
-        (config.triton.short_loops_few_warps or is_pointwise)
-        and decides_warps(kernel)
-        and not kernel.features.reduction_numel.free_symbols
-    ):
+    if decides_warps(kernel) and not kernel.features.reduction_numel.free_symbols:
         return V.choices.loop_config(kernel.features)
     return None

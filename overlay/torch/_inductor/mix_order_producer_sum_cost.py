@@ -11,7 +11,6 @@ import sympy
 
 from torch.utils._ordered_set import OrderedSet
 
-from . import config
 from .device_model import DeviceModel
 from .issue_slots import issue_slots, slots_of
 from .mix_order_accesses import domain, whole_accesses
@@ -191,9 +190,6 @@ def why_not_producer_sum(cost: ProducerSum, device: DeviceModel) -> Optional[str
     Why a sum had better stay a kernel of its own; None when it pays to attach it. All
     is in bytes of memory traffic.
     """
-    min_bytes = config.triton.mix_order_reduction_producer_sums_min_bytes
-    if cost.bytes_saved < min_bytes:
-        return f"saves {cost.bytes_saved} bytes, fewer than {min_bytes}"
     if cost.bytes_added and not cost.depends:
         return "reads more than the kernel that it does not depend on"
     if cost.tiled:

@@ -23,6 +23,7 @@ from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 from . import config, ir
 from .dependencies import Dep, MemoryDep
 from .loop_body import MemoryUsageType
+from .mix_order_debug import debug_options
 from .runtime.hints import ReductionHint
 from .runtime.runtime_utils import ceildiv, last_power_of_2, next_power_of_2
 from .utils import sympy_dot, sympy_product, triton_type
@@ -79,7 +80,7 @@ def partial_reduction_types() -> OrderedSet[str]:
     where the kernel does.
     """
     types = OrderedSet(["sum", "prod"])
-    if config.triton.mix_order_reduction_extrema:
+    if debug_options().extrema:
         types |= OrderedSet(["max", "min"])
     return types
 
@@ -441,7 +442,7 @@ def expand_row_invariant(
     from .codegen.triton import IndexingOptions
 
     if (
-        not config.triton.mix_order_reduction_expand_row_invariants
+        not debug_options().expand_row_invariants
         or kernel.row_split is None
         or not kernel.row_split.hoist
         or not kernel.mix_order_reduction

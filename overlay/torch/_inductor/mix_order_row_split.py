@@ -29,6 +29,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config
 from .dependencies import MemoryDep
+from .mix_order_debug import debug_options
 from .mix_order_reduction import accessed_numel, accumulate_dtype
 from .runtime.hints import TRITON_MAX_BLOCK
 from .runtime.registers import all_registers, MAX_REGISTERS_PER_THREAD
@@ -222,7 +223,7 @@ class RowSplit:
         they need no mask, and never where it is 1: a program ends at the last row.
         """
         bounded = (
-            config.triton.mix_order_reduction_bound_tiles
+            debug_options().bound_tiles
             # descriptors have a least size of their own, and block pointers of more than a
             # dimension, for which it says which rows are whole, cannot store a row's result
             and not (config.triton.use_tensor_descriptor or config.triton.use_block_ptr)
@@ -266,11 +267,7 @@ class RowSplit:
 
 def takes_turns(split: Optional[RowSplit]) -> bool:
     """Whether the tiles of rows are dealt out to the programs in turn."""
-    return (
-        split is not None
-        and split.in_turn
-        and config.triton.mix_order_reduction_deal_tiles
-    )
+    return split is not None and split.in_turn and debug_options().deal_tiles
 
 
 def row_loop(split: Optional[RowSplit]) -> tuple[list[str], str]:
@@ -287,7 +284,7 @@ def row_loop(split: Optional[RowSplit]) -> tuple[list[str], str]:
 def splits_rows(device: Union[DeviceProperties, DeviceModel]) -> bool:
     """Whether kernels for ``device`` are persistent, not one program RSPLIT_SIZE rows."""
     return (
-        config.triton.mix_order_reduction_persistent_row_split
+        debug_options().persistent_row_split
         and config.triton.mix_order_reduction_split_size is None
         and device.type == "cuda"
     )
@@ -539,7 +536,7 @@ def row_split(
         num_stages = 1  # the cache holds the next row without its padding
     # Accumulators of whole tiles, and values of 8 bytes, take more than is counted above.
     share = all_registers(registers_per_sm, num_warps, programs_per_sm)
-    shares = config.triton.mix_order_reduction_share_registers and (
+    shares = debug_options().share_registers and (
         share == MAX_REGISTERS_PER_THREAD
         or not (accumulate_tiles(num_warps) or cost.wide_values)
     )
@@ -564,7 +561,7 @@ def row_split(
         all_registers=shares
         or takes_all_registers(reload or cost.lacks_registers, programs_per_sm),
         prefetch=prefetch,
-        drop_padding=config.triton.mix_order_reduction_drop_padding
+        drop_padding=debug_options().drop_padding
         and not reload
         and width == 1
         and kept_columns(cost, num_warps) < cost.rnumel,
@@ -573,11 +570,7 @@ def row_split(
 
 def takes_all_registers(lacks: bool, programs_per_sm: int) -> bool:
     """Whether a thread is given all registers of an SM, which it may lack some of."""
-    return (
-        config.triton.mix_order_reduction_all_registers
-        and lacks
-        and programs_per_sm == 1
-    )
+    return debug_options().all_registers and lacks and programs_per_sm == 1
 
 
 def kept_columns(cost: RowCost, num_warps: int) -> int:
@@ -640,7 +633,7 @@ def unstaged_row_split(
         return None
     xblock, num_warps = found
     prefetch = can_prefetch(cost, device, xblock, programs(xblock, num_warps))
-    share_registers = config.triton.mix_order_reduction_share_registers
+    share_registers = debug_options().share_registers
     if prefetch and share_registers and programs_per_sm is None and most_rows is None:
         if not cost.stores_rows:
             if xblock == 1 and num_warps < warps_per_sm and fits(2, num_warps * 2):
@@ -695,7 +688,7 @@ def keeps_row(cost: RowCost, kept: int, stages: int) -> bool:
     Whether a row, of which there would be ``kept`` columns in registers, is kept though they
     do not fit, and spilled in part. Shared memory holds so many ``stages`` of it.
     """
-    if not config.triton.mix_order_reduction_keep_rows:
+    if not debug_options().keep_rows:
         return False
     if cost.apart:
         return True
@@ -722,14 +715,14 @@ def copies_little(cost: RowCost, device: DeviceModel) -> bool:
         return False
     if cost.columns <= NARROW_COPY_COLUMNS and cost.accumulators >= NARROW_COPY_ACCUMULATORS:
         return False
-    least = config.triton.mix_order_reduction_min_copy_bytes
+    least = debug_options().min_copy_bytes
     return cost.staged and cost.adjoin and cost.copy_bytes < least
 
 
 def can_prefetch_rows(device: DeviceModel) -> bool:
     """Whether kernels for ``device`` may fetch rows into the L2 cache."""
     return (
-        config.triton.mix_order_reduction_prefetch_rows
+        debug_options().prefetch_rows
         and device.prefetch_bytes > 0
     )
 
@@ -757,7 +750,7 @@ def fewer_programs(
     ``split`` with a half or a quarter of its programs, where the partial accumulators of the
     others would take longer than the tiles that each of those has more.
     """
-    if rows is None or not config.triton.mix_order_reduction_fewer_programs:
+    if rows is None or not debug_options().fewer_programs:
         return split
     tiles = ceildiv(rows, split.xblock)
     tensors = 1 + STORED_SHARE * cost.stores_rows

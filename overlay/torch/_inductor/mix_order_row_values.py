@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Union
 import torch
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
-from . import config
+from .mix_order_debug import debug_options
 from .mix_order_row_split import COPY_BYTES
 from .utils import triton_type
 from .virtualized import V
@@ -37,7 +37,7 @@ def loads_words(
 
     split = kernel.row_split
     if (
-        not config.triton.mix_order_reduction_load_words
+        not debug_options().load_words
         or not kernel.mix_order_reduction
         or split is None
         or not split.staged

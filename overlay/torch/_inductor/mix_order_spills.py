@@ -18,6 +18,7 @@ from . import config, ir
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .mix_order_accesses import domain
+from .mix_order_debug import debug_options
 from .mix_order_pressure import LaunchConfig, Pressure, pressure
 from .mix_order_row_split import row_cost, SLOW_FUNCTIONS, splits_rows
 from .mix_order_split import is_second_layer
@@ -158,7 +159,7 @@ def launch_configs(split: RowSplit) -> list[LaunchConfig]:
             split.reload,
             split.hoist,
             split.accumulate_tiles,
-            config.triton.mix_order_reduction_even_vectors,
+            debug_options().even_vectors,
             split.programs_per_sm if split.all_registers else 1,
             split.drop_padding,
         )
@@ -178,7 +179,7 @@ def predicts_registers(device: Optional[torch.device]) -> bool:
     for rows that are split over persistent programs alone.
     """
     return (
-        config.triton.mix_order_reduction_register_pressure
+        debug_options().register_pressure
         and device is not None
         and splits_rows(DeviceProperties.create(device))
     )

@@ -19,8 +19,9 @@ import sympy
 
 from torch.utils._ordered_set import OrderedSet
 
-from . import config, ir
+from . import ir
 from .dependencies import StarDep, WeakDep
+from .mix_order_debug import debug_options
 from .ops_handler import WrapperHandler
 from .utils import sympy_index_symbol
 from .virtualized import V
@@ -42,7 +43,7 @@ def cancel_contiguous_splits(
     """
     from .scheduler import MixOrderReduction, SchedulerNode
 
-    if not config.triton.mix_order_reduction_cancel_split:
+    if not debug_options().cancel_split:
         return
     reductions = [
         node

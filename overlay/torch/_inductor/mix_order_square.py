@@ -13,6 +13,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config
 from .loop_body import MemoryUsageType
+from .mix_order_debug import debug_options
 from .mix_order_reduction import splits_agree
 from .virtualized import V
 
@@ -52,7 +53,7 @@ def orders_differ(node1: BaseSchedulerNode, node2: BaseSchedulerNode) -> bool:
 
     if not (
         config.triton.mix_order_reduction
-        and config.triton.mix_order_reduction_square
+        and debug_options().square
         and node1.is_reduction()
         and node2.is_reduction()
         and splits_agree(node1)

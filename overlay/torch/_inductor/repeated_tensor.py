@@ -16,7 +16,7 @@ from typing import Optional, TYPE_CHECKING
 
 import torch
 
-from . import config, ir
+from . import ir
 from .utils import is_gpu, is_view, sympy_product
 from .virtualized import V
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 aten = torch.ops.aten
+# Repeats that their producer stores, at most; more are copied by a kernel of their own.
+MAX_STORED_REPEATS = 8
 # Bytes that follow one another in each repeat, at least, and in whole loads.
 MIN_RUN_BYTES = 64
 LOAD_BYTES = 16
@@ -97,8 +99,9 @@ def repeated_dim(node: Node) -> Optional[int]:
     if len(dims) != 1:
         return None
     repeats = size[dims[0]]
-    most = config.triton.max_stored_repeats
-    return dims[0] if isinstance(repeats, int) and 1 < repeats <= most else None
+    if isinstance(repeats, int) and 1 < repeats <= MAX_STORED_REPEATS:
+        return dims[0]
+    return None
 
 
 def _same(old: int | torch.SymInt, new: int | torch.SymInt) -> bool:

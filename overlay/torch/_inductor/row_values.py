@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from . import config
 from .tiling_utils import find_broadcast_var, find_coalesced_var, has_indirect_access
 from .utils import sympy_product
 from .virtualized import V
@@ -41,7 +40,7 @@ def tiling_variables(analysis: CoalesceVarAnalysis) -> OrderedSet[sympy.Symbol]:
     """
     reads_writes = analysis.norm_read_writes
     variables = reads_writes.index_vars & analysis.coalesced_by_var.keys()
-    if config.triton.tile_row_values or reads_writes.reduce_vars:
+    if reads_writes.reduce_vars:
         return variables
     return variables - variables_of_row_values(reads_writes)
 

@@ -25,7 +25,7 @@ import site
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +129,8 @@ class Worker:
         for path in paths:
             site.addsitedir(path)
             sys.path.insert(0, path)
-        known = inductor_config.get_config_copy()
-        unknown = [knob for knob in knobs if knob not in known]
-        if unknown:
-            raise CaseError("knob", f"torch._inductor.config has no {', '.join(unknown)}")
+        knobs = _patch(knobs, inductor_config.get_config_copy())
+        _check(knobs)
         if not torch.cuda.is_available():
             raise CaseError("gpu", "torch.cuda finds no GPU")
         self.impl, self.knobs, self.autotune = impl, knobs, autotune
@@ -504,6 +502,40 @@ def _find(name: str) -> Any:
     from graft import cases
 
     return cases.find(name)
+
+
+def _patch(knobs: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.patch` takes for `knobs`, of a configuration where they are as in `known`.
+
+    `name.entry` is an entry of the dictionary `name`, beside those that it has. Raises CaseError
+    for names that are none.
+    """
+    found: dict[str, Any] = {knob: value for knob, value in knobs.items() if knob in known}
+    unknown = []
+    for knob, value in knobs.items():
+        if knob in known:
+            continue
+        name, _, entry = knob.rpartition(".")
+        if isinstance(known.get(name), dict):
+            found[name] = {**found.get(name, known[name]), entry: value}
+        else:
+            unknown.append(knob)
+    if unknown:
+        raise CaseError("knob", f"torch._inductor.config has no {', '.join(unknown)}")
+    return found
+
+
+def _check(knobs: Mapping[str, Any]) -> None:
+    """Raises CaseError where a debug option has a name or a type that is none."""
+    try:
+        from torch._inductor.mix_order_debug import debug_options
+    except ImportError:  # a stock one, or an older stack
+        return
+    with inductor_config.patch(dict(knobs)):
+        try:
+            debug_options()
+        except ValueError as error:
+            raise CaseError("knob", str(error)) from None
 
 
 def _functorch_config(**changes: Any) -> Any:

@@ -47,7 +47,8 @@ def bench() -> None:
     "settings",
     multiple=True,
     metavar="[LABEL:]KNOB=VALUE",
-    help="A knob of torch._inductor.config; the patched side's, unless a label says.",
+    help="A knob of torch._inductor.config, or KNOB.ENTRY of a dictionary there; the patched "
+    "side's, unless a label says.",
 )
 @click.option(
     "--shapes",

@@ -30,7 +30,6 @@ from graft.errors import GraftError, UsageError
 NON_STRICT = {
     "triton.mix_order_reduction": True,
     "triton.mix_order_reduction_non_strict_mode": True,
-    "triton.mix_order_reduction_persistent_row_split": True,
     "triton.mix_order_reduction_max_reads": 0,
     "force_disable_caches": True,
     "compile_threads": 1,
@@ -81,7 +80,7 @@ def _nothing_refused() -> Iterator[None]:
 
 
 def _collected(seed: int, number: int, program: Program, device: Any) -> Iterator[dict[str, Any]]:
-    import torch
+    from torch._inductor.mix_order_debug import debug_options
 
     from graft.lab import assemble
 
@@ -99,7 +98,7 @@ def _collected(seed: int, number: int, program: Program, device: Any) -> Iterato
             "gpu": device.key,
             "program": asdict(program),
             **made,
-            "even_vectors": torch._inductor.config.triton.mix_order_reduction_even_vectors,
+            "even_vectors": debug_options().even_vectors,
             "configs": [_config(each) for each in found],
         }
 

@@ -193,7 +193,6 @@ def work_of(case: Any, shape: tuple[int, ...], dtype: str) -> Any:
         "triton.mix_order_reduction": True,
         "triton.mix_order_reduction_non_strict_mode": False,
         "triton.mix_order_reduction_cost_model": True,
-        "triton.mix_order_reduction_register_pressure": True,
     }
     module, inputs = _traced(
         case.fn, lambda: case.inputs(shape, DTYPES[dtype], torch.device("cuda"))

@@ -40,7 +40,7 @@ CONTENDERS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "default": ({}, {}),
     # all pairs, and all that they would absorb, whatever they spill
     "fused": (
-        {f"{_KNOB}_non_strict_mode": True, f"{_KNOB}_register_pressure": False},
+        {f"{_KNOB}_non_strict_mode": True, f"{_KNOB}_debug": {"register_pressure": False}},
         {},
     ),
     # all pairs that are not refused for something else than what they spill

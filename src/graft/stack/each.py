@@ -1,8 +1,9 @@
 """`graft verify --each`: a patch must be worth its place.
 
-With the whole patch, its tests and those of every earlier patch pass. With its ``config.py`` hunks
-and its new files kept and its other hunks dropped, its tests give at least one assertion failure,
-and no import or attribute error: they test what the hunks do, and fail for that reason alone.
+With the whole patch, its tests and those of every earlier patch pass. With the hunks that name its
+knobs and its new files kept and its other hunks dropped, its tests give at least one assertion
+failure, and no import or attribute error: they test what the hunks do, and fail for that reason
+alone.
 
 Of patches that are asked for by name, or because they changed, its own tests alone are run, unless
 all are asked for: the later a patch, the longer all of those before it take.
@@ -29,6 +30,8 @@ from graft.testing.runner import Run
 from graft.testing.suite import QUICK
 
 TESTS = COPIES["test/inductor/"]
+# where a patch says what a knob, or a debug option, is called
+_KNOBS = ("config.py", "mix_order_debug.py")
 _INI = "[pytest]\naddopts = --import-mode=importlib\n"
 
 
@@ -122,13 +125,13 @@ def _diff(text: str) -> list[str]:
 
 
 def without_hunks(patch: Patch) -> Patch | None:
-    """The patch with its `config.py` hunks, new files and tests alone; None if that is nothing."""
+    """The patch with the names of its knobs, new files and tests alone; None if that is nothing."""
     head, parts = commits.sections(patch.text.decode("utf-8", "surrogateescape"))
     new = {change.path for change in patch.files if change.is_new}
     kept = [
         part
         for path, part in parts
-        if path in new or not path.startswith("torch/") or PurePosixPath(path).name == "config.py"
+        if path in new or not path.startswith("torch/") or PurePosixPath(path).name in _KNOBS
     ]
     return replace(patch, text=commits.encode(head + "".join(kept))) if kept else None
 
