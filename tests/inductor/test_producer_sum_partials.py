@@ -772,9 +772,8 @@ class ModelTest(TestCase):
             **changes,
         )
 
-    def why_not(self, cost, min_bytes=0, device=None):
-        with inductor_config.patch({MIN_BYTES: min_bytes}):
-            return why_not_producer_sum(cost, DeviceModel.of(device or self.H200))
+    def why_not(self, cost, device=None):
+        return why_not_producer_sum(cost, DeviceModel.of(device or self.H200))
 
     def test_pays(self):
         self.assertIsNone(self.why_not(self.cost()))
