@@ -196,6 +196,15 @@ class PeeledLoopsTest(TestCase):
             _, code = self.compile(f, x)
             self.assertEqual("R0_WHOLE" in code, peeled)
 
+    @parametrize("columns", (5120, 5002))
+    def test_welford(self, columns):
+        """Whose weights would be converted: only for the vectors that a mask takes apart."""
+        x = self.rows(columns, 5120)
+        for f, peeled in ((row_sum, True), (layer_norm, columns % 8 != 0)):
+            actual, code = self.compile(f, x)
+            self.assertEqual(actual, f(x), atol=0.05, rtol=0.05)
+            self.assertEqual("R0_WHOLE" in code, peeled)
+
     def test_dynamic_rows(self):
         x = self.rows()
         torch._dynamo.mark_dynamic(x, 0)

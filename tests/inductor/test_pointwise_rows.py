@@ -188,6 +188,17 @@ class LoopTest(PointwiseRowsTestCase):
 
         self.check(f, self.rows(dtype=torch.float32), self.scale())
 
+    def test_wider_accesses(self):
+        """More of one index than of each row: a loop would make two narrower, one wider."""
+
+        def f(x, y, scale):
+            return (x * scale + y).to(x.dtype)
+
+        x = torch.randn(6, COLUMNS, device=GPU_TYPE, dtype=torch.bfloat16)
+        y = self.rows(dtype=torch.float32)
+        self.check(f, x, y, self.scale(), looped=False)
+        self.check(f, self.rows(), y, self.scale())
+
     def test_two_outputs(self):
         def f(x, scale, bias):
             y = (x * scale).sigmoid() + bias
@@ -225,6 +236,113 @@ class LoopTest(PointwiseRowsTestCase):
         ):
             with self.subTest(f=f, options=options, shared=inputs[1].shape):
                 self.check(f, *inputs, looped=False, **options)
+
+
+@unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+@instantiate_parametrized_tests
+class TwoRowsTest(PointwiseRowsTestCase):
+    """A block of one index has elements of two rows at most, and loads each row's values once."""
+
+    def check(self, f, x, *inputs, columns=COLUMNS, loads=None, **options):
+        """Also that there are so many `loads` of a block's first row, and of the next."""
+        actual, code = self.compile(f, x, *inputs, **options)
+        self.assertNotIn(LOOP, code)
+        expect = f(x.double(), *inputs)
+        self.assertEqual(actual.shape, expect.shape)
+        eps = 4 * torch.finfo(x.dtype).eps
+        self.assertEqual(actual.double(), expect.double(), atol=eps, rtol=eps)
+        found = code.count(f"first_row_{columns} + 1 < ")
+        self.assertEqual(found, loads if loads is not None else len(inputs))
+        quotients = f"xindex // {columns}", f"xindex % {columns}"
+        for quotient in quotients if found else ():
+            self.assertNotIn(quotient, code)
+        return code
+
+    def odd(self, columns=COLUMNS, dtype=torch.bfloat16, n=6):
+        return torch.randn(n, columns, device=GPU_TYPE, dtype=dtype)
+
+    def of_rows(self, dtype=torch.float32, n=6):
+        return torch.rand(n, 1, device=GPU_TYPE).to(dtype)
+
+    @parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+    @parametrize("columns", (4097, 5001, 5002, 5004, 16381))
+    def test_columns(self, columns, dtype):
+        """Rows end everywhere in a block, and next to nothing may be left for the last one."""
+
+        def f(x, scale, bias):
+            return ((x - bias) * scale).to(x.dtype)
+
+        x = self.odd(columns, dtype)
+        self.check(f, x, self.of_rows(), self.of_rows(dtype), columns=columns)
+
+    def test_types(self):
+        """Targets, masks, and narrow floats are of rows as well."""
+
+        def f(x, target, mask, scale):
+            hot = torch.arange(x.shape[1], device=x.device) == target
+            return torch.where(mask, hot.to(x.dtype) - x * scale, x)
+
+        target = torch.tensor([0, 5000, -100, 17, 4096, 1], device=GPU_TYPE)[:, None]
+        mask = torch.tensor([1, 0, 1, 1, 0, 1], device=GPU_TYPE).bool()[:, None]
+        self.check(f, self.odd(), target, mask, self.of_rows(torch.bfloat16))
+
+    def test_places(self):
+        """Of values that are apart, or expanded over what is before the rows."""
+
+        def f(x, values):
+            return x * values[:, 2:3]
+
+        self.check(f, self.odd(), torch.rand(6, 5, device=GPU_TYPE))
+
+        def g(x, values):
+            return x.view(2, 3, COLUMNS) + values
+
+        self.check(g, self.odd(), torch.rand(3, 1, device=GPU_TYPE), loads=0)
+
+    def test_one_row(self):
+        def f(x, scale):
+            return x * scale
+
+        self.check(f, self.odd(n=1), torch.rand(1, 1, device=GPU_TYPE), loads=0)
+        self.check(f, self.odd(n=2), self.of_rows(n=2))
+
+    def test_gathered_rows(self):
+        """What a value of a row points to has an address an element."""
+
+        def f(x, index, table):
+            return x + table[index[:, 0]]
+
+        index = torch.tensor([3, 0, 2, 1, 3, 3], device=GPU_TYPE)[:, None]
+        self.check(f, self.odd(), index, self.odd(n=4), loads=1)
+
+    def test_dynamic_rows(self):
+        def f(x, scale):
+            return (x * scale).to(x.dtype)
+
+        x, scale = self.odd(), self.of_rows()
+        for each in (x, scale):
+            torch._dynamo.mark_dynamic(each, 0)
+        self.check(f, x, scale, dynamic=None)
+
+    def test_as_ever(self):
+        """Aligned rows, short ones, dynamic columns, and kernels in one launch."""
+
+        def f(x, scale):
+            return (x * scale).to(x.dtype)
+
+        for columns, options in (
+            (5008, {}),
+            (4095, {}),
+            (COLUMNS, {"dynamic": True}),
+        ):
+            x = self.odd(columns)
+            self.check(f, x, self.of_rows(), columns=columns, loads=0, **options)
+
+        def two(x, scale):
+            return torch.cat((f(x, scale), f(x[:5] + 1, scale[1:])))
+
+        x, options = self.odd(), {"combo_kernels": True}
+        self.check(two, x, self.of_rows(), loads=0, **options)
 
 
 if __name__ == "__main__":

@@ -166,9 +166,6 @@ def peels_last_block(kernel: TritonKernel) -> bool:
     """
     Whether ``kernel`` loops over the whole blocks of long rows, and has the rest of a row
     as a block of its own, which alone is masked.
-
-    Of rows that begin anywhere, where each column is loaded by itself with or without a
-    mask, only an online softmax gains by that.
     """
     columns = kernel.features.reduction_numel
     return (
@@ -182,9 +179,31 @@ def peels_last_block(kernel: TritonKernel) -> bool:
             for tree in kernel.range_trees
             if tree.is_loop
         )
-        and (
-            vector_columns(kernel.features) > 1 or has_online_softmax(kernel.features)
-        )
+        and gains_without_a_mask(kernel.features)
+    )
+
+
+def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
+    """
+    Of a loop over rows. Where each column is loaded by itself with or without a mask, only
+    an online softmax gains.
+
+    A Welford loop does where a mask would take its vectors apart. Else it loses: without a
+    mask its weights depend on nothing that is loaded, so Triton gives them a layout of
+    their own, and converts them for what is left of the row.
+    """
+    if has_online_softmax(features):
+        return True
+    columns, vector = features.reduction_numel, vector_columns(features)
+    return vector > 1 and (
+        largest_divisor(columns, vector) < vector or not has_welford(features)
+    )
+
+
+def has_welford(features: SIMDKernelFeatures) -> bool:
+    return any(
+        node.node.get_reduction_type() in ("welford_reduce", "welford_combine")  # type: ignore[union-attr]
+        for node in features.reduction_nodes()
     )
 
 

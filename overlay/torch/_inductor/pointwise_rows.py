@@ -15,6 +15,7 @@ are whole.
 
 from __future__ import annotations
 
+import operator
 from typing import Optional, TYPE_CHECKING
 
 import sympy
@@ -33,6 +34,7 @@ from .looped_reduction import (
 )
 from .mix_order_reduction import accessed_numel
 from .persistent_reduction import FUNCTIONS
+from .vector_width import aligned_columns
 from .virtualized import V
 
 
@@ -67,8 +69,8 @@ def pointwise_row_loop(
     where it has one index.
 
     It loops where rows share what is loaded, their columns can be loaded several at once,
-    and elements cost more than to be moved: accesses that one index makes narrower, or a
-    slow function of elements of few bytes.
+    and elements cost more than to be moved: accesses that one index makes narrower, more
+    of them than it makes wider, or a slow function of elements of few bytes.
     """
     from .codegen.simd import SIMDKernel
 
@@ -99,12 +101,21 @@ def pointwise_row_loop(
     ):
         return None
     shares = any(is_of_rows(dep, rows) for dep in deps)
-    aligned = max(adjacent_columns(dep, groups[1]) for dep in whole)
-    narrower = largest_divisor(groups[1], aligned) < aligned
+    looped = [adjacent_columns(dep, groups[1]) for dep in whole]
+    flat = [adjacent_elements(dep, groups[1]) for dep in whole]
+    narrower = any(map(operator.lt, flat, looped)) and (
+        sum(1 / n for n in looped) <= sum(1 / n for n in flat)
+    )
     slow = any(node._body.has_op(name) for node in nodes for name in FUNCTIONS)
     most_bytes = COMPUTED_SLOTS // device.slots_per_byte
     computes = slow and moved_bytes(whole, nodes) <= most_bytes
-    return groups if shares and aligned > 1 and (narrower or computes) else None
+    return groups if shares and max(looped) > 1 and (narrower or computes) else None
+
+
+def adjacent_elements(dep: MemoryDep, columns: sympy.Expr) -> int:
+    """Those that a thread can load at once by one index over rows of ``columns``."""
+    vector = aligned_columns(dep.normalize())
+    return vector if dep.normalize().is_contiguous() else largest_divisor(columns, vector)
 
 
 def moved_bytes(whole: Sequence[MemoryDep], nodes: Sequence[SchedulerNode]) -> int:
