@@ -386,6 +386,20 @@ def test_a_step_that_the_host_holds_up_is_judged_by_its_kernels():
     assert models_report.step_ratio(both, SIDES) == pytest.approx(2 / 3)
 
 
+def test_a_step_that_is_shorter_than_its_kernels_is_judged_by_them():
+    drawn = {"captured": False, "gpu_busy": 1.57}
+    both = row("m", entry(100.0, **drawn), entry(150.0, **{**drawn, "gpu_busy": 1.0}))
+    assert models_report.step_kind(both, SIDES) == "kernels"
+    assert models_report.losses([both], SIDES, 0.01) == []
+
+
+def test_a_mean_counts_the_models_that_were_measured():
+    failed = {"error": {"kind": "RuntimeError", "message": "it does not compile"}}
+    rows = [row("a", entry(100.0), entry(50.0)), row("b", failed, failed)]
+    _, lines = models_report.models(rows, SIDES)
+    assert lines[-1][0] == "mean of 1"
+
+
 def test_the_table_has_means_by_group_and_compile_times_where_they_compare():
     rows = [
         row("a", entry(100.0), entry(50.0)),

@@ -18,7 +18,8 @@ from graft.errors import GraftError
 
 # Two runs of one step differ by as much of the memory: the allocator's smallest segment.
 _SEGMENT_BYTES = 2 << 20
-# Under this share of a launched step in kernels, the host decides how long it takes.
+# Under this share of a launched step in kernels, the host decides how long it takes; over its
+# reciprocal, what was launched is not the step that the profiler saw: its work is drawn at random.
 _BUSY = 0.9
 
 
@@ -73,7 +74,8 @@ def models(rows: Sequence[Row], sides: Sides) -> tuple[list[str], list[list[str]
         )
     for group in dict.fromkeys(row.get("group", "") for row in rows):
         of = [row for row in rows if row.get("group", "") == group]
-        lines.append(_means(f"mean of {len(of)}", group, of, sides, head))
+        measured = [row for row in of if step_ratio(row, sides) is not None]
+        lines.append(_means(f"mean of {len(measured)}", group, measured, sides, head))
     return head, lines
 
 
@@ -82,15 +84,16 @@ def step_kind(row: Row, sides: Sides) -> str:
 
     A step that was captured is timed as the GPU does it, without the host. One that cannot be
     captured is timed as it is launched; where the host is what takes the time, which differs from
-    turn to turn by more than 1 %, the sums of its kernels are compared.
+    turn to turn by more than 1 %, or where kernels take more time than the step, whose work is not
+    the same each time, the sums of its kernels are compared.
     """
     both = [row["times"].get(label, {}) for label in (sides.base, sides.judged)]
     if not all("us" in time for time in both):
         return ""
     if all(time.get("captured") for time in both):
         return "graph"
-    busy = min(time.get("gpu_busy", 1.0) for time in both)
-    return "launches" if busy >= _BUSY else "kernels"
+    busy = [time.get("gpu_busy", 1.0) for time in both]
+    return "launches" if all(_BUSY <= share <= 1 / _BUSY for share in busy) else "kernels"
 
 
 def step_ratio(row: Row, sides: Sides) -> float | None:
