@@ -241,7 +241,7 @@ def _call(command: list[str], failed: str) -> None:
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
         raise GraftError(
             f"{failed}: {' '.join(errors)}",
-            next="mend it (a network? space?) and ./build.sh again, or ./build.sh --python PY "
+            next="fix it (a network? space?) and ./build.sh again, or ./build.sh --python PY "
             "--offline with a Python that has torch 2.11.0",
         )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class GraftError(Exception):
@@ -35,6 +38,27 @@ class UsageError(GraftError):
     """The command was called in a way that it cannot be."""
 
     code = 2
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""What a file system says that has no room left."""
+
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+"""What one says that may not be written to."""
+
+
+def refused(wrong: OSError, where: Path, elsewhere: str) -> GraftError:
+    """What a file system refused, with the folder that it is about; `where` if it names none.
+
+    `elsewhere` is what to type where that folder cannot be written.
+    """
+    path = Path(os.path.abspath(wrong.filename or where))
+    folder = path if path.is_dir() else path.parent
+    if wrong.errno in FULL:
+        return GraftError(f"no space left in {folder}", "make room there, then the same command")
+    if wrong.errno in READ_ONLY:
+        return GraftError(f"cannot write in {folder}: {wrong.strerror}", elsewhere)
+    return GraftError(f"{wrong.strerror or wrong}: {path}", "fix it, then the same command")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -33,7 +33,7 @@ def notes(cuda: str | None) -> list[str]:
     if cuda and not has_cuda_driver():
         found.append(
             f"torch is a CUDA {cuda} build and there is no CUDA driver here: graft explain "
-            "and the tests use the lab, which compiles for described GPUs"
+            "and the tests compile offline, for GPUs that are described"
         )
     if c_compiler() is None:
         named = f"$CC is {os.environ['CC']}, which is not there" if os.environ.get("CC") else ""

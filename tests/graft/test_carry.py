@@ -16,6 +16,7 @@ from graft.errors import GraftError, UsageError
 from graft.places import ROOT
 from graft.stack.trees import tree
 
+FIND = snapshots.find
 BEFORE, NOW, OTHER = "a" * 64, "b" * 64, "c" * 64
 LIST = """
 gpu = "NVIDIA H200"
@@ -126,3 +127,10 @@ def test_points_are_the_rows_of_what_is_published() -> None:
     assert "points/norms14/rms_norm_backward/4096x8192/bf16" in items
     named = {part.name for part in parts.load(ROOT).parts if not part.models}
     assert {item.split("/")[1] for item in items} <= named
+
+
+def test_no_such_revision(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "find", FIND)
+    with pytest.raises(UsageError, match="no commit, branch or tag 'nosuch'") as caught:
+        carrying.carry("nosuch", root, say=lambda line: None, root=root)
+    assert caught.value.next == "graft bench carry HEAD~1"

@@ -161,7 +161,42 @@ def test_a_disk_that_takes_nothing(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"error: /disk/x: {os.strerror(number)}\n"
+    error, next = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert "in /disk" in error
+    assert next.startswith("next: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "next"),
+    [
+        (["edit"], "git clone {root} DIR"),
+        (["edit", "--discard"], "git clone {root} DIR"),
+        (["refresh"], "git clone {root} DIR"),
+        (["clean"], "graft clean --prefix {prefix}"),
+        (["pack"], "graft pack -o DIR/graft-"),
+        (["pack", "-o", "x.pyz"], " DIR/x.pyz, a folder that you can write"),
+    ],
+)
+def test_a_folder_that_cannot_be_written(made: Tree, command: list[str], next: str) -> None:
+    """One error that names the folder, and what to type; the checkout is a read-only mount."""
+    root = made.prefix.parent
+    mount = f"mount --bind {root} {root} && mount -o remount,bind,ro {root}"
+    if os.getuid() or run("unshare", "-m", "sh", "-c", mount).returncode:
+        pytest.skip("mounting takes rights that this user lacks; refusals are tested above")
+    done = run(
+        *("unshare", "-m", "sh", "-c", f'{mount} && cd {root} && exec "$@"', "sh"),
+        *(sys.executable, "-m", "graft", *command),
+        cwd=root,
+        PYTHONPATH=str(root / "src"),
+        PYTHONDONTWRITEBYTECODE="1",
+    )
+    assert done.returncode in (1, 2)
+    error, follow = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert str(root) in error
+    assert follow.startswith("next: ")
+    assert next.format(root=root, prefix=made.prefix) in follow
 
 
 def test_a_log_says_how_far_it_is(

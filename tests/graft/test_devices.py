@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from graft.errors import GraftError
 from graft.lab import devices
 
 
@@ -38,9 +37,10 @@ def test_find_takes_short_and_full_names(name):
 
 @pytest.mark.parametrize(("name", "near"), [("H20", "H200"), ("b20", "B200"), ("a10", "A100")])
 def test_find_suggests_the_nearest(name, near):
-    with pytest.raises(GraftError, match=f"the nearest is {near}") as wrong:
+    with pytest.raises(devices.UnknownGpu, match=f"the nearest is {near}") as wrong:
         devices.find(name)
     assert wrong.value.next == f"graft explain --gpu {near}"
+    assert wrong.value.nearest == near
 
 
 @pytest.mark.parametrize(

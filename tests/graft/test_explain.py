@@ -211,6 +211,20 @@ def test_times_are_shown_on_a_real_gpu_only():
     assert "GPU time" not in printed(CHANGED)
 
 
+def test_a_legend_says_what_the_columns_are_and_that_none_is_a_time():
+    legend = " ".join(printed(CHANGED).partition("columns: ")[2].split("refused")[0].split())
+    for word in ("gone", "new", "MB", "regs", "spill", "occ"):
+        assert word in legend
+    assert "need not be slower" in legend
+    assert "us: of all calls" not in legend
+    timed = report(
+        answer(WIDE, times={WIDE["name"]: 1.0}), answer(NARROW, times={"x": 1.0}), described=False
+    )
+    legend = " ".join(printed(timed).partition("columns: ")[2].split())
+    assert "us: of all calls" in legend
+    assert "need not be slower" not in legend
+
+
 HEADINGS = ["kernel", *explain_screen._COLUMNS]
 LONG = "fused_native_layer_norm_native_layer_norm_backward_add_mul_select_view"
 REAL_SIZES = [
@@ -319,7 +333,7 @@ def test_other_code_is_shown():
 def test_other_graphs_are_a_difference():
     lab = answer(CAST)
     lab["compiled"] = []
-    assert "graphs ['backward'] on the GPU, [] in the lab" in (
+    assert "graphs ['backward'] on the GPU, [] offline" in (
         explain.compare("a_case", "stock", answer(CAST), lab).difference
     )
 
@@ -340,7 +354,7 @@ def test_the_check_returns_one_where_they_differ(monkeypatch, capsys):
     monkeypatch.setattr(explain, "check", lambda *args, **options: checks)
     assert explain_command.check("build", None, "bf16") == 1
     out = capsys.readouterr().out
-    assert "1 of 2: the lab generates for NVIDIA H200 what was generated on it" in out
+    assert "1 of 2: compiled offline for NVIDIA H200, the code is what was generated on it" in out
     assert "run(2)" in out
     checks.pop()
     assert explain_command.check("build", None, "bf16") == 0
@@ -492,6 +506,20 @@ def test_wrong_words_are_named_before_anything_runs(args, message, monkeypatch):
     assert message in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    ("typed", "next"),
+    [
+        (["seed_model", "--gpu", "H20"], "seed_model --gpu H200"),
+        (["a file.py:step", "--gpu=b20", "--kernels"], "'a file.py:step' --gpu=B200 --kernels"),
+        (["--shape", "8,4", "--gpu", "a10", "A10"], "--shape 8,4 --gpu A100 A10"),
+    ],
+)
+def test_a_wrong_gpu_is_told_the_whole_command_with_a_right_one(typed, next):
+    wrong = click.testing.CliRunner().invoke(graft, ["explain", *typed]).exception
+    assert isinstance(wrong, GraftError)
+    assert wrong.next == f"graft explain {next}"
+
+
 @pytest.mark.parametrize(("text", "sizes"), [("32768,768", (32768, 768)), ("8x4", (8, 4))])
 def test_a_shape_is_read(text, sizes):
     assert explain_command.parse_shape(text) == sizes
@@ -516,6 +544,6 @@ def test_without_a_gpu_it_says_that_it_uses_the_lab(monkeypatch, tmp_path, real)
     file = tmp_path / "out.json"
     result = run("rms_norm_backward", "--json", str(file))
     assert result.exit_code == 0, result.exception
-    assert "no GPU that torch can use here: the lab describes an H200" in result.output
+    assert "no GPU that torch can use here: compiled offline for an H200" in result.output
     assert asked["gpu"] == "H200"
     assert json.loads(file.read_text())["case"] == "rms_norm_backward"

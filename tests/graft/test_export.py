@@ -587,8 +587,11 @@ def test_another_that_is_gone_does_not_matter(place: Place, tmp_path: Path) -> N
 def test_no_place_to_work(place: Place) -> None:
     (place.checkout / ".git/graft").write_text("in the way")
     before = state_of(place.checkout)
-    with pytest.raises(GraftError, match="cannot work in .*/.git: fatal: could not create"):
+    with pytest.raises(
+        GraftError, match="cannot work in .*/.git: fatal: could not create"
+    ) as wrong:
         place.export()
+    assert f"git clone '{place.checkout}' DIR" in (wrong.value.next or "")
     assert state_of(place.checkout) == before
     (place.checkout / ".git/graft").unlink()
 

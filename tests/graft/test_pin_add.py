@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -236,12 +237,40 @@ def test_wrong_releases_are_refused(project: Project, new: Path, tmp_path: Path)
         attempt(project, tmp_path, "2.13.0")
     with pytest.raises(UsageError, match="no version of torch"):
         attempt(project, new, "v2.13.0")
+    with pytest.raises(UsageError, match="expected three numbers") as caught:
+        attempt(project, new, "2.13")
+    assert caught.value.next == "graft pin add 2.13.0"
     (new / "torch/version.py").write_text("__version__ = '2.13.0'\n")
     with pytest.raises(GraftError, match="does not name its commit"):
         attempt(project, new)
     old = Release("2.11.0", project.pin.commit, new)
     with pytest.raises(GraftError, match=r"is not that of torch 2.11.0"):
         trials.attempt(project.stack, old, old)
+
+
+@pytest.mark.parametrize("how", ["not there", "another", "interrupted"])
+def test_nothing_is_left_of_an_installation_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if "venv" in command:
+            (tmp_path / ".graft/pins/2.13.0/lib").mkdir(parents=True)
+            return subprocess.CompletedProcess(command, 0, "", "")
+        if how == "interrupted":
+            raise KeyboardInterrupt
+        says = "ERROR: No matching distribution found for torch==2.13.0\n[notice] a new pip\n"
+        return subprocess.CompletedProcess(command, int(how == "not there"), "", says)
+
+    def of_python(python: Path, version: str) -> Release:
+        raise UsageError("has torch 2.13.1, expected 2.13.0")
+
+    monkeypatch.setattr(releases.subprocess, "run", run)
+    monkeypatch.setattr(releases, "of_python", of_python)
+    with pytest.raises((GraftError, KeyboardInterrupt)) as caught:
+        releases.install("2.13.0", tmp_path, lambda line: None)
+    if how == "not there":
+        assert "No matching distribution found" in str(caught.value)
+    assert not (tmp_path / ".graft").exists()
 
 
 def test_the_release_of_a_python(project: Project, tmp_path: Path) -> None:

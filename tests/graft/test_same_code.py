@@ -540,3 +540,4 @@ def test_the_command_names_what_there_is_not() -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert "no described GPU is called 'H300'" in done.stderr
+    assert "next: graft same-code HEAD . --gpu H200" in done.stderr

@@ -84,7 +84,7 @@ def check(blocks: Mapping[str, str], names: list[str]) -> None:
             raise GraftError(
                 f"bench/figures.toml names {name}, and the series has no such patch"
                 f"{nearest(name, names)}",
-                "mend or remove the entry",
+                "fix or remove the entry",
             )
 
 

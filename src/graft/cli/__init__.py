@@ -5,7 +5,6 @@ Modules are imported inside the commands, so that each starts with no more than 
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -16,9 +15,8 @@ import click
 from graft.cli import options
 from graft.cli.bench_command import bench
 from graft.cli.models_command import models
-from graft.errors import GraftError, UsageError
-
-_OF_A_DISK = {errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM}
+from graft.errors import FULL, READ_ONLY, GraftError, UsageError, refused
+from graft.places import ROOT
 
 
 @click.group(cls=options.Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,10 +47,19 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as wrong:
-        if wrong.errno not in _OF_A_DISK:
+        if wrong.errno not in FULL | READ_ONLY:
             raise
-        click.echo(GraftError(f"{wrong.filename or 'a file'}: {wrong.strerror}").report(), err=True)
+        click.echo(_refused(wrong).report(), err=True)
         sys.exit(GraftError.code)
+
+
+def _refused(wrong: OSError) -> GraftError:
+    """What a file system refused, in this checkout or in another folder."""
+    from graft.stack.journal import writable_copy
+
+    here = Path(os.path.abspath(wrong.filename or "."))
+    copy = writable_copy(ROOT) if here.is_relative_to(ROOT) else "the same command elsewhere"
+    return refused(wrong, here, copy)
 
 
 # --- the tree ------------------------------------------------------------------------------------
@@ -173,7 +180,7 @@ def _verify_each(
     if unworthy:
         raise GraftError(
             f"not worth their place: {', '.join(unworthy)}",
-            "graft edit, mend patch or tests, then graft refresh",
+            "graft edit, fix patch or tests, then graft refresh",
         )
 
 
@@ -485,7 +492,13 @@ def _judge(
 
 @graft.command()
 @options.prefix
-@click.option("--device", type=click.Choice(["cuda", "lab"]), default="cuda", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "lab"]),
+    default="cuda",
+    show_default=True,
+    help="lab: without a GPU, under Triton's interpreter.",
+)
 @click.option("--samples", type=int, help="Of each operator, dtype and form; 0: all (default 2).")
 @click.option("--form", "forms", multiple=True, help="alone, sums or large (default: each).")
 @click.option("-k", "keyword", help="Only these cases, as pytest's -k.")
@@ -513,7 +526,7 @@ def opinfo(
 ) -> None:
     """Run PyTorch's reductions, norms, softmaxes and losses, stock and patched, against eager.
 
-    By their sample inputs, forward and backward. With --device lab under Triton's interpreter.
+    By their sample inputs, forward and backward.
     """
     from rich.console import Console
 
@@ -556,7 +569,7 @@ def opinfo(
 @click.option("--dynamic", is_flag=True, help="Make the first size symbolic.")
 @click.option("--json", "file", type=options.OutputFile(), help="Write all of it here.")
 @click.option("--kernels", is_flag=True, help="Every kernel, not one screen.")
-@click.option("--check", is_flag=True, help="On a GPU: does the lab generate what it does?")
+@click.option("--check", is_flag=True, help="On a GPU: is its code what is compiled offline?")
 @click.option("--list", "listing", is_flag=True, help="The cases that there are.")
 def explain(
     prefix: Path,
@@ -643,7 +656,7 @@ def same_code(
 
     wanted = comparing.Wanted(
         groups=groups or comparing.GROUPS,
-        gpus=tuple(devices.find(gpu).key for gpu in gpus) or tuple(devices.DEVICES),
+        gpus=tuple(map(options.described_gpu, gpus)) or tuple(devices.DEVICES),
         only=only,
         dtypes=dtypes or ("bf16",),
         seed=seed,

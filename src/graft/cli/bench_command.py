@@ -287,7 +287,7 @@ def publish(
 def carry(revision: str, names: tuple[str, ...], workers: int | None, prefix: Path | None) -> None:
     """Keep what was measured of the stack at REVISION where the stack as it is has the same code.
 
-    Each point of a part is generated on both, by the lab; models have to be measured anew.
+    Each point of a part is compiled offline on both; models have to be measured anew.
     """
     from graft.devtools import carry as carrying
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from graft.cli import options
 from graft.errors import UsageError
 from graft.lab import explain as explaining
 from graft.lab import explain_screen as screen
@@ -34,7 +35,7 @@ def explain(
 
     # First what can be wrong with the command, then what takes time.
     sizes = None if shape is None else parse_shape(shape)
-    described = devices.find(gpu).key if gpu else None
+    described = options.described_gpu(gpu) if gpu else None
     case = case or explaining.DEFAULT_CASE
     cases.find(case)
     pythons = tree.pythons(prefix)
@@ -43,7 +44,7 @@ def explain(
         described = explaining.DEFAULT_GPU
         others = ", ".join(key for key in devices.DEVICES if key != described)
         console.print(
-            f"no GPU that torch can use here: the lab describes an {described} "
+            f"no GPU that torch can use here: compiled offline for an {described} "
             f"(--gpu for {others})",
             soft_wrap=True,
         )
@@ -65,7 +66,7 @@ def explain(
 
 
 def check(prefix: Path, case: str | None, dtype: str) -> int:
-    """Compare the lab with the real GPU; returns 1 where they differ."""
+    """Compare what is compiled offline with the real GPU; returns 1 where they differ."""
     names = [case] if case else explaining.SHIPPED
     pythons = tree.pythons(prefix)
     with screen.progress(Console(stderr=True)) as progress:

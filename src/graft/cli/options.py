@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graft.errors import UsageError, nearest
+from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 
 if TYPE_CHECKING:
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 _LOG_EVERY_S = 30.0
+_TYPED = "graft.typed"  # of a context: the words behind `graft`
 
 
 class Commands(click.Group):
-    """A group that suggests the nearest name for an unknown one."""
+    """A group that suggests the nearest name for an unknown one, and knows what was typed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta.setdefault(_TYPED, [*args])
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -36,6 +42,33 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def again(option: str, old: str, new: str) -> str:
+    """The command as it was typed, with `new` for the `old` value of `option`."""
+    typed = click.get_current_context().meta.get(_TYPED, [])
+    words = [
+        new
+        if word == old and before == option
+        else f"{option}={new}"
+        if word == f"{option}={old}"
+        else word
+        for before, word in zip(["", *typed], typed, strict=False)
+    ]
+    return shlex.join(["graft", *words])
+
+
+def described_gpu(name: str) -> str:
+    """The key of the described GPU that --gpu names.
+
+    Raises GraftError for another name, with the whole command and the nearest name as what to type.
+    """
+    from graft.lab import devices
+
+    try:
+        return devices.find(name).key
+    except devices.UnknownGpu as wrong:
+        raise GraftError(wrong.message, again("--gpu", name, wrong.nearest)) from wrong
+
+
 class OutputFile(click.Path):
     """A file to write in the end: that it can be is seen before minutes of work."""
 
@@ -47,7 +80,9 @@ class OutputFile(click.Path):
         folder = path.absolute().parent
         if not os.access(folder, os.W_OK):
             why = "cannot be written to" if folder.is_dir() else "is no folder"
-            raise UsageError(f"{path}: {folder} {why}", "a file in a folder that is there")
+            option = param.opts[-1] if param is not None else "-o"
+            again = f"the same command with {option} DIR/{path.name}, a folder that you can write"
+            raise UsageError(f"{path}: {folder} {why}", again)
         return path
 
 

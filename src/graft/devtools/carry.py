@@ -40,7 +40,8 @@ def carry(
     built = tree.load(prefix)
     publish.check_tree(built, root)
     sides = tuple(
-        snapshots.find(name, built.base, built.pin, built.prefix) for name in (revision, ".")
+        snapshots.find(name, built.base, built.pin, built.prefix, root, "graft bench carry HEAD~1")
+        for name in (revision, ".")
     )
     before, now = sides
     due = []

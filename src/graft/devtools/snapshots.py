@@ -49,8 +49,17 @@ class Snapshot:
         return files_hash(self.files)
 
 
-def find(name: str, base: Base, pin: str, prefix: Path, root: Path = ROOT) -> Snapshot:
+def find(
+    name: str,
+    base: Base,
+    pin: str,
+    prefix: Path,
+    root: Path = ROOT,
+    again: str = "graft same-code HEAD .",
+) -> Snapshot:
     """The stack that `name` names, on `base`; `prefix` is the tree of this checkout.
+
+    `again` is the command to type where there is no such stack.
 
     Raises UsageError for a commit or checkout that there is not, or that has no series for `pin`,
     and GraftError for patches that do not apply and an edit that overlay/ contradicts.
@@ -59,22 +68,23 @@ def find(name: str, base: Base, pin: str, prefix: Path, root: Path = ROOT) -> Sn
         folder = Path(name).expanduser().resolve()
         here = folder == root.resolve()
         return _in_checkout(folder, base, pin, prefix if here else folder / "build", name)
-    return _at_commit(name, base, pin, root)
+    return _at_commit(name, base, pin, root, again)
 
 
-def _at_commit(name: str, base: Base, pin: str, root: Path) -> Snapshot:
+def _at_commit(name: str, base: Base, pin: str, root: Path, again: str) -> Snapshot:
     try:
         commit = git("rev-parse", "--verify", "-q", f"{name}^{{commit}}", cwd=root).strip()
     except GraftError as missing:
         folder = "; for a folder, write ./" + name if (Path.cwd() / name).is_dir() else ""
         raise UsageError(
-            f"{root} has no commit, branch or tag {name!r}{folder}", "graft same-code HEAD ."
+            f"{root} has no commit, branch or tag {name!r}{folder}", again
         ) from missing
     with tempfile.TemporaryDirectory(prefix="graft-stack-") as aside:
         try:
             files = git("archive", "--format=tar", commit, "pins", f"patches/{pin}", cwd=root)
         except GraftError as missing:
-            raise UsageError(f"{name} ({commit[:12]}) has no pins/ and patches/{pin}") from missing
+            what = f"{name} ({commit[:12]}) has no pins/ and patches/{pin}"
+            raise UsageError(what, again) from missing
         with tarfile.open(fileobj=io.BytesIO(commits.encode(files))) as archive:
             archive.extractall(aside, filter="data")
         series = stacks.load(pins.load(pin, Path(aside)), Path(aside))

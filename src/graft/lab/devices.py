@@ -1,4 +1,4 @@
-"""The GPUs that the lab can describe, each with where its numbers come from."""
+"""The GPUs that kernels are compiled for offline, each with where its numbers come from."""
 
 from __future__ import annotations
 
@@ -158,20 +158,28 @@ B200 = Device(
 DEVICES: dict[str, Device] = {device.key: device for device in (A100, H100, H200, B200)}
 
 
+class UnknownGpu(GraftError):
+    """No described GPU has that name; ``nearest`` is the key of the one most like it."""
+
+    def __init__(self, message: str, nearest: str) -> None:
+        super().__init__(message, next=f"graft explain --gpu {nearest}")
+        self.nearest = nearest
+
+
 def find(name: str) -> Device:
     """The described GPU called `name` (`h200`, `H200` or CUDA's own `NVIDIA H200`).
 
-    Raises GraftError, with the nearest name, when there is none.
+    Raises UnknownGpu, with the nearest name, when there is none.
     """
     wanted = name.strip().lower()
     for device in DEVICES.values():
         if wanted in (device.key.lower(), device.name.lower()):
             return device
     near = difflib.get_close_matches(name.strip().upper(), DEVICES, n=1, cutoff=0.0)[0]
-    raise GraftError(
+    raise UnknownGpu(
         f"no described GPU is called {name!r}; there are {', '.join(DEVICES)}; "
         f"the nearest is {near}",
-        next=f"graft explain --gpu {near}",
+        near,
     )
 
 

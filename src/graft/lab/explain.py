@@ -400,7 +400,7 @@ def _memory_bytes() -> int:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether the lab generates for a GPU what was generated on it, for one case and torch."""
+    """Whether compiled offline for a GPU the code is what was generated on it: a case, a torch."""
 
     case: str
     side: str
@@ -455,7 +455,7 @@ def compare(case: str, side: str, real: Mapping[str, Any], lab: Mapping[str, Any
     if [g["name"] for g in graphs] != [g["name"] for g in lab["compiled"]]:
         difference = (
             f"graphs {[g['name'] for g in graphs]} on the GPU, "
-            f"{[g['name'] for g in lab['compiled']]} in the lab"
+            f"{[g['name'] for g in lab['compiled']]} offline"
         )
     else:
         for there, here in zip(graphs, lab["compiled"], strict=True):
@@ -469,5 +469,5 @@ def _difference(name: str, there: str, here: str) -> str | None:
     real, lab = code_lines(there), code_lines(here)
     if real == lab:
         return None
-    lines = difflib.unified_diff(real, lab, f"{name} on the GPU", f"{name} in the lab", "", "", 1)
+    lines = difflib.unified_diff(real, lab, f"{name} on the GPU", f"{name} offline", "", "", 1)
     return "\n".join(line[:200] for line in list(lines)[:20])

@@ -97,6 +97,9 @@ def show(report: Report, console: Console, every_kernel: bool = False) -> None:
     same = [(" ", kernel) for kernel in _first(report.same)]
     if same and (every_kernel or not (report.gone or report.new)):
         console.print(_kernels(same[:rows], len(same), console.width))
+    shown = [*report.gone, *report.new, *report.same]
+    if shown and (every_kernel or report.gone or report.new or same):
+        console.print(_legend(shown, report.described))
     if report.stock.refusals or report.patched.refusals:
         console.print(_refusals(report, rows))
     for name, side in (("stock", report.stock), ("patched", report.patched)):
@@ -119,7 +122,9 @@ def show_checks(checks: Sequence[Check], gpu: str, console: Console) -> None:
         if each.difference:
             console.print(Text(f"{each.case}, {each.side}:\n{each.difference}"))
     same = sum(each.is_same for each in checks)
-    console.print(f"{same} of {len(checks)}: the lab generates for {gpu} what was generated on it")
+    console.print(
+        f"{same} of {len(checks)}: compiled offline for {gpu}, the code is what was generated on it"
+    )
 
 
 def _first(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -201,6 +206,22 @@ def _kernels(shown: Sequence[tuple[str, Kernel]], of: int, width: int) -> Group:
     if missing := [title for title in cells if title not in kept]:
         notes.append(f"{width} columns have no room for {', '.join(missing)}")
     return Group(table, Text("; ".join(notes), style="dim")) if notes else Group(table)
+
+
+def _legend(kernels: Sequence[Kernel], described: bool) -> Text:
+    """What the columns are, and that none of them is a time where there is none."""
+    words = [
+        "-: gone, +: new; MB: of each call; regs, spill: registers and bytes a thread",
+        "occ: warps that fit on an SM, of the most that do",
+    ]
+    if any(kernel.time_us is not None for kernel in kernels):
+        words.append("us: of all calls")
+    elif described:
+        words.append(
+            "more registers and less occupancy need not be slower: fewer, larger programs keep as "
+            "many loads in flight. Times are measured on a GPU"
+        )
+    return Text(f"columns: {'; '.join(words)}", style="dim")
 
 
 def _that_fit(widths: Mapping[str, int], width: int) -> list[str]:

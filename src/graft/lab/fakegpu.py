@@ -50,8 +50,8 @@ def install(device: Device) -> None:
         )
     if not torch.backends.cuda.is_built():
         raise GraftError(
-            f"torch {torch.__version__} was built without CUDA: the lab needs a CUDA build "
-            "(no GPU or driver)",
+            f"torch {torch.__version__} was built without CUDA: compiling offline needs a CUDA "
+            "build (no GPU or driver)",
             next="./build.sh",
         )
     if torch.cuda.is_available():

@@ -53,7 +53,7 @@ class Request:
         known = {each.name for each in fields(cls)}
         unknown = sorted(set(data) - known)
         if unknown:
-            raise GraftError(f"a lab request has no {', '.join(unknown)}; it has {sorted(known)}")
+            raise GraftError(f"a request has no {', '.join(unknown)}; it has {sorted(known)}")
         shape = data.get("shape")
         return cls(**{**data, "shape": None if shape is None else tuple(shape)})
 
@@ -89,7 +89,7 @@ def serve(request: Request, progress: Progress, choose: Choose = list) -> dict[s
             compiled += compile.graphs(saved.load(Path(request.graphs)))
         else:
             if request.case is None:
-                raise GraftError("a lab request names a case or a file of graphs")
+                raise GraftError("a request names a case or a file of graphs")
             case = cases.find(request.case)
             shape = request.shape or case.default_shape
             counted = _counting(compile.into(compiled), progress)

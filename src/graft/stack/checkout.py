@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from graft.errors import GraftError, UsageError
+from graft.errors import GraftError, UsageError, refused
 from graft.stack.git import NULL_BLOB, GitFailed, git
 from graft.stack.pins import Pin
 
@@ -216,11 +216,12 @@ def worktree(checkout: Checkout, commit: str, paths: Collection[str]) -> Iterato
                 yield folder
             finally:
                 _remove(checkout, folder)
-    except OSError as refused:
-        raise GraftError(
-            f"{refused.strerror or refused}: {refused.filename or checkout.common}",
-            "make room, or the checkout writable, then the same command",
-        ) from refused
+    except OSError as wrong:
+        raise refused(wrong, checkout.common, _writable_copy(checkout)) from wrong
+
+
+def _writable_copy(checkout: Checkout) -> str:
+    return f"git clone {checkout.shown} DIR, then the same command with DIR"
 
 
 def _make(checkout: Checkout, folder: Path, commit: str, paths: Collection[str]) -> None:
@@ -235,7 +236,7 @@ def _make(checkout: Checkout, folder: Path, commit: str, paths: Collection[str])
     except GitFailed as failed:
         raise GraftError(
             f"cannot work in {checkout.common}: {last_words(failed.words)}",
-            "make room, or the checkout writable, then the same command",
+            f"make room there; or {_writable_copy(checkout)}",
         ) from failed
 
 
@@ -339,7 +340,7 @@ def set_branch(checkout: Checkout, branch: str, commit: str, *, force: bool) -> 
     except GitFailed as failed:
         raise GraftError(
             f"cannot make branch {branch}: {last_words(failed.words)}",
-            "the same command with --branch OTHER, or mend what git says",
+            "the same command with --branch OTHER, or fix what git names",
         ) from failed
     return now != commit
 

@@ -100,7 +100,7 @@ class Export:
         if self.conflicts:
             raise GraftError(
                 f"the series does not apply to {pin.name}: {refused}",
-                "graft edit, mend the commit, then graft refresh",
+                "graft edit, fix the commit, then graft refresh",
             )
         if not self.commits:
             raise GraftError(

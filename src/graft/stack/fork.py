@@ -109,7 +109,7 @@ def send(plan: Plan, fork: Remote, *, force: bool = False) -> tuple[list[Pushed]
             raise GraftError(
                 f"{fork.name} refused the push: {refused}; {len(pushed)} of {len(wanted)} branches "
                 "are there, and recorded",
-                "mend it, then the same command: it goes on from there",
+                "fix it, then the same command: it goes on from there",
             )
         return [replace(e, what=_what(there, commits, e)) for e in wanted], orphans
 

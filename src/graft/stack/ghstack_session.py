@@ -140,7 +140,7 @@ def _stopped(plan: Plan, failed: Exception, before: set[str]) -> GraftError:
     done = f"; {', '.join(made)} had been made, and is recorded" if made else ""
     return GraftError(
         f"the submission to {plan.repository} stopped: {reason}{done}",
-        "mend it, then the same command: it goes on from there",
+        "fix it, then the same command: it goes on from there",
     )
 
 
@@ -227,7 +227,7 @@ class _Sender:
         except ghstack.github.NotFoundError as missing:
             raise GraftError(
                 f"{self.plan.repository} has no pull request #{number}, or none for this token",
-                f"mend patches/{self.plan.stack.pin.name}/submitted.toml, or ghstack auth",
+                f"fix patches/{self.plan.stack.pin.name}/submitted.toml, or ghstack auth",
             ) from missing
         return info
 

@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from graft.errors import GraftError
+from graft.errors import GraftError, refused
 from graft.places import ROOT
 
 
@@ -33,11 +34,13 @@ def alone(root: Path = ROOT) -> Iterator[None]:
                 ) from held
             finish(root)
             yield
-    except OSError as refused:
-        raise GraftError(
-            f"{refused.strerror or refused}: {refused.filename or root}",
-            "make room, or the folder writable, then the same command",
-        ) from refused
+    except OSError as wrong:
+        raise refused(wrong, root, writable_copy(root)) from wrong
+
+
+def writable_copy(root: Path) -> str:
+    """What to type where the checkout `root` cannot be written."""
+    return f"git clone {shlex.quote(str(root))} DIR && cd DIR && ./build.sh, then the same command"
 
 
 def write(root: Path, changes: Mapping[Path, bytes | None]) -> None:

@@ -196,7 +196,7 @@ def read_series(lines: Sequence[str], where: str) -> tuple[Series, ...]:
     for each in found:
         if not each.patches or slugs.count(each.slug) > 1:
             wrong = "no patches" if not each.patches else "another of its name"
-            raise GraftError(f"series {each.name} in {where} has {wrong}", f"mend {where}")
+            raise GraftError(f"series {each.name} in {where} has {wrong}", f"fix {where}")
     return tuple(found)
 
 
@@ -220,7 +220,7 @@ def load(pin: Pin, root: Path = ROOT) -> Stack:
             raise GraftError(
                 f"{shown} names {name}, and there is no patches/{pin.name}/{name}"
                 f"{nearest(name, there - set(names))}",
-                f"mend or remove the line in {shown}",
+                f"fix or remove the line in {shown}",
             )
         if names.count(name) > 1:
             raise GraftError(f"{shown} names {name} twice", f"remove one of the lines in {shown}")

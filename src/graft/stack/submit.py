@@ -134,7 +134,7 @@ def prepare(
         show(made)
         made.check(
             f"write 'in RELEASE' behind what upstream has in patches/{plan.stack.pin.name}/series; "
-            "for the others graft pin add RELEASE, mend them there, and graft submit --pin RELEASE"
+            "for the others graft pin add RELEASE, fix them there, and graft submit --pin RELEASE"
         )
         base = f"refs/remotes/{plan.remote.name}/{plan.base}"
         check_exact(made, made_beyond(made, base), base)

@@ -36,7 +36,7 @@ def write(trial: Trial, root: Path = ROOT) -> list[str]:
     if trial.broken:
         raise GraftError(
             f"with what applies, {', '.join(trial.broken)} would be no Python any more",
-            f"graft pin add {trial.new.version} --dry-run, and mend the patch in the old series",
+            f"graft pin add {trial.new.version} --dry-run, and fix the patch in the old series",
         )
     home = root / "patches" / trial.new.name
     touched = {c.path for p in trial.stack.patches for c in p.files if c.in_tree and not c.is_new}

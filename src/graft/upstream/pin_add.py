@@ -37,8 +37,12 @@ def of_version(
     it. The old release's are those of the tree's base. Raises as `attempt` and where those come
     from do, and, unless it is a `dry_run`, for a pin that is there.
     """
-    if not re.fullmatch(r"\d+(\.\d+)+", version):
-        raise UsageError(f"{version} is no version of torch; expected one as 2.12.1")
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        short = re.fullmatch(r"\d+\.\d+", version)
+        raise UsageError(
+            f"{version} is no version of torch; expected three numbers, as 2.12.1",
+            f"graft pin add {version}.0" if short else "graft pin add 2.12.1",
+        )
     built = tree.load(prefix)
     stack = stacks.load(pins.load(old or built.pin, root), root)
     if version == stack.pin.version:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -63,26 +64,41 @@ def of_python(python: Path, version: str) -> Release:
 def install(version: str, root: Path = ROOT, say: Callable[[str], None] = print) -> Release:
     """The release, installed without what it depends on into a venv of its own, which is kept.
 
-    Raises GraftError where it cannot be installed.
+    Raises GraftError where it cannot be installed, or is another release then. Nothing is left of
+    an installation that did not come to its end, Ctrl-C among the reasons.
     """
     folder = root / ".graft" / "pins" / version
     python = folder / "bin" / "python"
-    if not (folder / "done").exists():
-        say(f"installing torch {version} into {folder}")
+    if (folder / "done").exists():
+        return of_python(python, version)
+    say(f"installing torch {version} into {folder}")
+    try:
         for command in (
             [sys.executable, "-m", "venv", "--clear", str(folder)],
             [str(python), "-m", "pip", "install", "-q", "--no-deps", f"torch=={version}"],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                shutil.rmtree(folder, ignore_errors=True)
-                words = (done.stderr or done.stdout).strip().splitlines()[-1:]
                 raise GraftError(
-                    f"torch {version} cannot be installed into {folder}: {''.join(words)}",
+                    f"torch {version} cannot be installed into {folder}: {_why(done)}",
                     f"graft pin add {version} --python PY, with a Python that has it",
                 )
+        made = of_python(python, version)
         (folder / "done").touch()
-    return of_python(python, version)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        for empty in (folder.parent, folder.parent.parent):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+        raise
+    return made
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    """What pip says is wrong, in one line."""
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    errors = [line for line in lines if line.startswith("ERROR: No matching distribution")]
+    return "".join((errors or lines)[-1:])
 
 
 def _checked(release: Release, version: str) -> Release:

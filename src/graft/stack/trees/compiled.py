@@ -66,7 +66,7 @@ def _fill(made: Tree, folder: Path, aside: Path) -> None:
         raise GraftError(
             f"PyTorch's own build failed in {folder} (exit code {done.returncode}; its words are "
             "above)",
-            next="mend what it names, then the same command: what was built is kept",
+            next="fix what it names, then the same command: what was built is kept",
         )
     # Path entries come before an editable install's finder, and the base's torch is on the path.
     for name in PACKAGES:

@@ -6,12 +6,13 @@ same tree of the torch that is there (`installer`).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import zipfile
 from pathlib import Path
 
-from graft.errors import GraftError
+from graft.errors import GraftError, refused
 from graft.places import ROOT
 from graft.stack import pins
 from graft.stack.git import NULL_BLOB
@@ -71,7 +72,8 @@ def licences(base: Base) -> dict[str, bytes]:
 def write(tree: Tree, pin: Pin, output: Path | None = None) -> Path:
     """Write the pack of a verified tree; the same tree gives the same bytes. Returns its path.
 
-    The default name is ``graft-<pin>-<stack hash>.pyz``, here.
+    The default name is ``graft-<pin>-<stack hash>.pyz``, here. Raises GraftError for a compiled
+    tree, a torch without its licence, and a folder that takes no file.
     """
     if tree.compiled:
         raise GraftError(
@@ -100,9 +102,14 @@ def write(tree: Tree, pin: Pin, output: Path | None = None) -> Path:
         indent=1,
     ).encode()
     aside = output.with_name(output.name + ".new")
-    aside.write_bytes(b"#!/usr/bin/env python3\n" + _zip(entries))
-    aside.chmod(0o755)
-    aside.replace(output)
+    try:
+        aside.write_bytes(b"#!/usr/bin/env python3\n" + _zip(entries))
+        aside.chmod(0o755)
+        aside.replace(output)
+    except OSError as wrong:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise refused(wrong, output, f"graft pack -o DIR/{output.name}") from wrong
     return output
 
 

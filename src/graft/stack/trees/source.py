@@ -81,7 +81,7 @@ def worktree(checkout: Path, stack: Stack, folder: Path) -> Path:
             git("am", "--abort", cwd=folder, check=False)
             raise GraftError(
                 f"{patch.name} does not apply to {checkout}: {wrong.message}",
-                next="graft edit --source CHECKOUT, mend the commit, then graft refresh",
+                next="graft edit --source CHECKOUT, fix the commit, then graft refresh",
             ) from wrong
     _check_commits(stack, folder)
     # The name is ours and says what it holds: moving it loses nothing.
@@ -115,7 +115,7 @@ def _check_commits(stack: Stack, folder: Path) -> None:
             raise GraftError(
                 f"the stack leaves {path} as {found[:12]} in a checkout, and as {blob[:12]} by its "
                 "patch files",
-                next="graft edit, mend the commit, then graft refresh",
+                next="graft edit, fix the commit, then graft refresh",
             )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import configparser
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from graft.errors import GraftError, UsageError
+from graft.errors import FULL, READ_ONLY, GraftError, UsageError
 from graft.places import ROOT
 from graft.stack import FileChange, Patch, Stack, files_hash, pins
 from graft.stack.git import NULL_BLOB, blob_id, git
@@ -196,20 +195,21 @@ def _git_apply(patch: Patch, scratch: Path) -> None:
         if "failed in" not in wrong.message:
             raise
         words = wrong.message.partition(f"{scratch}: ")[2]
-        raise GraftError(f"{patch.name} does not apply: {words}", _MEND) from wrong
+        raise GraftError(f"{patch.name} does not apply: {words}", _FIX) from wrong
 
 
-_MEND = "graft edit, mend the commit, then graft refresh"
+_ELSEWHERE = "./build.sh --prefix DIR, with a folder that you can write"
+_FIX = "graft edit, fix the commit, then graft refresh"
 
 
 def _check_hunks(patch: Patch, change: FileChange, scratch: Path) -> None:
     path = scratch / change.path
     if change.is_new:
         if path.exists():
-            raise GraftError(f"{patch.name} makes {change.path}, which is there already", _MEND)
+            raise GraftError(f"{patch.name} makes {change.path}, which is there already", _FIX)
         return
     if not path.exists():
-        raise GraftError(f"{patch.name} changes {change.path}, which is not there", _MEND)
+        raise GraftError(f"{patch.name} changes {change.path}, which is not there", _FIX)
     lines = path.read_bytes().decode("utf-8", "surrogateescape").split("\n")
     for number, hunk in enumerate(change.hunks, 1):
         start, expected = hunk.old_start - 1, list(hunk.old_lines)
@@ -226,7 +226,7 @@ def _check_hunks(patch: Patch, change: FileChange, scratch: Path) -> None:
             raise GraftError(
                 f"{patch.name} applies only with an offset: {where}, whose lines stand at line "
                 f"{nearest + 1} (offset {nearest - start})",
-                _MEND,
+                _FIX,
             )
         found = lines[start : start + len(expected)]
         found += [""] * (len(expected) - len(found))
@@ -236,7 +236,7 @@ def _check_hunks(patch: Patch, change: FileChange, scratch: Path) -> None:
             if want != have
         ]
         more = f"\n  and {len(shown) - 4} more lines" if len(shown) > 4 else ""
-        raise GraftError(f"{patch.name} does not apply: {where}:{''.join(shown[:4])}{more}", _MEND)
+        raise GraftError(f"{patch.name} does not apply: {where}:{''.join(shown[:4])}{more}", _FIX)
 
 
 def _check_blob(patch: Patch, change: FileChange, scratch: Path) -> None:
@@ -247,7 +247,7 @@ def _check_blob(patch: Patch, change: FileChange, scratch: Path) -> None:
             f"{patch.name} leaves {change.path} with blob {found[:12]}, and its index line says "
             f"{change.new_blob[:12]}: it was made for another version of the file, or edited "
             "by hand",
-            _MEND,
+            _FIX,
         )
 
 
@@ -509,13 +509,14 @@ def work_dir(prefix: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(prefix: Path) -> Iterator[None]:
+def locked(prefix: Path, elsewhere: str = _ELSEWHERE) -> Iterator[None]:
     """Hold the lock of `prefix`, and sweep what a killed build left.
 
-    Raises GraftError if another process holds it. The lock ends with its process, however it ends.
+    Raises GraftError if another process holds it, and, with `elsewhere` as the command to type,
+    where it cannot be written. The lock ends with its process, however it ends.
     """
     work = work_dir(prefix)
-    with explaining(prefix):
+    with explaining(prefix, elsewhere):
         work.mkdir(parents=True, exist_ok=True)
         lock = open(work / f"{prefix.name}.lock", "a+", encoding="utf-8")  # noqa: SIM115
     with lock:
@@ -564,20 +565,22 @@ def refuse_foreign(prefix: Path) -> None:
 
 
 @contextlib.contextmanager
-def explaining(prefix: Path) -> Iterator[None]:
-    """Turn what a file system refuses into an error that says what to do."""
+def explaining(prefix: Path, elsewhere: str = _ELSEWHERE) -> Iterator[None]:
+    """Turn what a file system refuses into an error that says what to do.
+
+    `elsewhere` is what to type where a folder cannot be written.
+    """
     try:
         yield
     except OSError as wrong:
         where = wrong.filename or prefix
-        if wrong.errno in (errno.ENOSPC, errno.EDQUOT):
+        if wrong.errno in FULL:
             message = f"no space left for {prefix} (while writing {where})"
             follow = "free some (a tree takes 5 MB), or ./build.sh --prefix DIR on another disk"
-        elif wrong.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            message = f"cannot write {where}: {wrong.strerror}"
-            follow = "./build.sh --prefix DIR, with a folder that you can write"
+        elif wrong.errno in READ_ONLY:
+            message, follow = f"cannot write {where}: {wrong.strerror}", elsewhere
         else:
-            message, follow = f"{wrong.strerror}: {where}", "mend it, then the same command"
+            message, follow = f"{wrong.strerror}: {where}", "fix it, then the same command"
         raise GraftError(message, follow) from wrong
 
 
@@ -758,12 +761,14 @@ def is_current(prefix: Path, base: Base, stack: Stack, wheels: Path | None = Non
 def clean(prefix: Path) -> bool:
     """Remove the tree at `prefix`, its caches, and what builds left. False if there was nothing.
 
-    Raises UsageError when `prefix` is something else than a tree.
+    Raises UsageError when `prefix` is something else than a tree, and GraftError where it cannot
+    be written.
     """
     prefix = prefix.absolute()
     if not work_dir(prefix).exists() and not prefix.exists():
         return False
-    with locked(prefix), explaining(prefix):
+    writable = f"make {prefix.parent} writable (chmod u+w), then graft clean --prefix {prefix}"
+    with locked(prefix, writable), explaining(prefix, writable):
         there = prefix.exists() or prefix.is_symlink()
         if there:
             if prefix.is_symlink() or not (prefix / MANIFEST).is_file():
