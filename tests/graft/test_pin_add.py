@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -287,6 +288,7 @@ def test_the_page_has_one_section_a_release(project: Project, new: Path, tmp_pat
         trial_report.report(trial, page)
     text = page.read_text()
     assert text.startswith("# New pins\n\nWords.\n\n<!-- pin: v2.13.0 -->\n## 2.13.0\n")
+    assert f"3 can be written. Stack {project.stack.hash[:12]}.\n" in text
     assert text.count("| conflict | conflict | torch/_inductor/scheduler.py:6 | no |") == 1
     other = attempt(project, release(tmp_path / "same", "2.11.1"), "2.11.1")
     trial_report.report(other, page)
@@ -305,3 +307,4 @@ def test_the_repository_s_page_is_what_the_command_writes() -> None:
     for version in ("2.12.1", "2.15.0"):
         assert f"<!-- pin: v{version} -->\n## {version}\n" in text
     assert text.count("<!-- pin: ") == text.count("<!-- /pin -->")
+    assert len(re.findall(r"^`[0-9a-f]{40}`\. .* Stack [0-9a-f]{12}\.$", text, re.M)) == 2

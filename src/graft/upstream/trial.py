@@ -23,14 +23,15 @@ from graft.upstream.three_way import Grafter, Verdict
 class Trial:
     """The series of `old` on `new`: a verdict a patch, and the stack of what applies.
 
-    `gone` are the files of the old pin that the new release has not; `broken` are the files that
-    are no Python any more, once the stack is applied.
+    `tried` is the hash of the stack that was tried. `gone` are the files of the old pin that the new
+    release has not; `broken` are the files that are no Python any more, once the stack is applied.
     """
 
     old: Pin
     new: Pin
     verdicts: tuple[Verdict, ...]
     stack: Stack
+    tried: str
     gone: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
 
@@ -62,7 +63,7 @@ def attempt(stack: Stack, old: Release, new: Release) -> Trial:
         commits.make(Path(aside) / "again", after, made)  # they apply as they are, one by one
         verdicts = [replace(v, left_out=left_out.get(v.patch.name, "")) for v in verdicts]
         gone = tuple(path for path in stack.pin.files if path not in after)
-        return Trial(stack.pin, pin, tuple(verdicts), Stack(pin, made), gone, broken)
+        return Trial(stack.pin, pin, tuple(verdicts), Stack(pin, made), stack.hash, gone, broken)
 
 
 def _pin(stack: Stack, new: Release, after: Mapping[str, bytes]) -> Pin:

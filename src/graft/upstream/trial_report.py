@@ -50,7 +50,7 @@ def markdown(trial: Trial) -> str:
     lines = [
         f"## {trial.new.version}",
         "",
-        f"`{trial.new.commit}`. {summary(trial)}.",
+        f"`{trial.new.commit}`. {summary(trial)}. Stack {trial.tried[:12]}.",
         "",
     ]
     if trial.gone:
