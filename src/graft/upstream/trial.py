@@ -23,7 +23,7 @@ from graft.upstream.three_way import Grafter, Verdict
 class Trial:
     """The series of `old` on `new`: a verdict a patch, and the stack of what applies.
 
-    `tried` is the hash of the stack that was tried. `gone` are the files of the old pin that the new
+    `tried` is the hash of the stack that was tried; `gone` are files of the old pin that the new
     release has not; `broken` are the files that are no Python any more, once the stack is applied.
     """
 
