@@ -151,6 +151,46 @@ def test_each_patch_has_a_page_and_a_place_in_the_list() -> None:
     assert listed == pages
 
 
+# Words of this project's own, for what Inductor's developers have words for; `docs/figures` has
+# them, and says there what they mean.
+PRIVATE = (
+    r"begins? anywhere|\bdealt\b|half[- ]typed?|half types|slow functions?|\babsorb|\bmend(?!\w)"
+    r"|\bmended\b|in the lab\b|has the like"
+)
+
+
+def prose(path: Path) -> str:
+    """A page without code, the targets of links, and tables of other stacks' patches."""
+    text = re.sub(r"<!-- pin: .*?<!-- /pin -->", "", path.read_text("utf-8"), flags=re.S)
+    return re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.S)
+
+
+def test_pages_have_upstreams_words() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/patches/*.md")]
+    for page in [*pages, ROOT / "bench/README.md"]:
+        found = re.findall(PRIVATE, prose(page), re.I)
+        assert found == [], f"{page.relative_to(ROOT)}: {found}"
+
+
+def test_a_page_says_what_it_is_about_and_when_it_can_go() -> None:
+    for page in (ROOT / "docs/patches").glob("*.md"):
+        title, blank, search, *rest = page.read_text("utf-8").splitlines()
+        assert (title[:2], blank, search[:1]) == ("# ", "", "*"), page.name
+        text = "\n".join(rest)
+        at = [
+            text.index(f"**{part}") for part in ("Problem.", "Mechanism", "Upstream.", "Can go**")
+        ]
+        assert at == sorted(at), page.name
+        # a function, a setting or a release that can be looked at
+        assert re.search(r"`[\w.-]+`|\bpin\b", text[at[-1] :]), page.name
+
+
+def test_every_page_of_figures_is_in_their_index() -> None:
+    pages = {path.name for path in (ROOT / "docs/figures").glob("*.md")} - {"README.md"}
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/figures/README.md").read_text("utf-8"))
+    assert sorted(listed) == sorted(pages)
+
+
 def test_links_between_pages() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):

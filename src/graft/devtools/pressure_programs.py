@@ -15,7 +15,7 @@ COLUMNS = (
     *(128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560),
     *(3072, 4096, 5120, 6144, 8192, 10240, 12288, 16384),
 )
-# Rows that do not start at 16 bytes, of half types or of any.
+# Rows that do not start at 16 bytes, of fp16 and bf16 or of any type.
 UNALIGNED_COLUMNS = (130, 300, 1001, 1700, 2050, 3333, 4100, 5001, 7002, 9999, 12290)
 # Enough to fill any GPU: a kernel does not depend on them otherwise.
 ROWS = (8192, 32768)

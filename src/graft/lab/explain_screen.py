@@ -210,18 +210,15 @@ def _kernels(shown: Sequence[tuple[str, Kernel]], of: int, width: int) -> Group:
 
 def _legend(kernels: Sequence[Kernel], described: bool) -> Text:
     """What the columns are, and that none of them is a time where there is none."""
-    words = [
-        "-: gone, +: new; MB: of each call; regs, spill: registers and bytes a thread",
-        "occ: warps that fit on an SM, of the most that do",
-    ]
+    words = "columns: MB a call; registers and spilled bytes a thread; warps on an SM, of the most"
     if any(kernel.time_us is not None for kernel in kernels):
-        words.append("us: of all calls")
+        words += "; us of all calls"
     elif described:
-        words.append(
-            "more registers and less occupancy need not be slower: fewer, larger programs keep as "
-            "many loads in flight. Times are measured on a GPU"
+        words += (
+            "\nmore registers and less occupancy are no loss: few large programs have as many "
+            "loads in flight; times need a GPU"
         )
-    return Text(f"columns: {'; '.join(words)}", style="dim")
+    return Text(words, style="dim")
 
 
 def _that_fit(widths: Mapping[str, int], width: int) -> list[str]:

@@ -228,7 +228,7 @@ def _pad_without_a_benchmark() -> None:
 
 
 def _convolve_by_cudnn() -> None:
-    """Half-typed convolutions are cuDNN's, which returns channels last where it is given that.
+    """fp16 and bf16 convolutions are cuDNN's, which returns channels last where it is given that.
 
     Without a driver cuDNN is not asked, since bfloat16 needs a device that has it.
     """

@@ -97,7 +97,7 @@ def install(version: str, root: Path = ROOT, say: Callable[[str], None] = print)
 def _why(done: subprocess.CompletedProcess[str]) -> str:
     """What pip says is wrong, in one line."""
     lines = (done.stderr or done.stdout).strip().splitlines()
-    errors = [line for line in lines if line.startswith("ERROR: No matching distribution")]
+    errors = [line for line in lines if line.startswith("ERROR: ") and "Impossible" not in line]
     return "".join((errors or lines)[-1:])
 
 
