@@ -7,7 +7,8 @@ from unittest import mock
 
 from torch._inductor import device_model
 from torch._inductor.device_model import ARCHITECTURES, DeviceModel, SM_90
-from torch._inductor.mix_order_row_split import row_split, RowCost
+from torch._inductor.mix_order_row_cost import RowCost
+from torch._inductor.mix_order_row_split import row_split
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch.testing._internal.inductor_utils import HAS_GPU

@@ -2,6 +2,7 @@
 """What the tests of mix-order reduction share."""
 
 import ast
+import dataclasses
 import re
 import unittest
 from unittest import mock
@@ -11,12 +12,19 @@ import torch._inductor.config as inductor_config
 from torch._inductor import metrics
 from torch._inductor.codegen.cpp_wrapper_gpu import DeferredTritonCallWrapper
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import TestCase
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.inductor_utils import GPU_TYPE
 from torch.utils._pytree import tree_map_only
+
+
+DEBUG = "triton.mix_order_reduction_debug"
+MAX_READS = "triton.mix_order_reduction_max_reads"
+SPLIT_SIZE = "triton.mix_order_reduction_split_size"
 
 
 # Fuse whatever can be fused: a test is about what a fused kernel does.
@@ -68,6 +76,106 @@ def centered_and_sums(x, *others):
     """A row's output, and a partial sum for each of ``others``."""
     y = (x - x.mean(-1, keepdim=True)).to(x.dtype)
     return y, *((x * other).sum(0) for other in others)
+
+
+def device_properties(cc=90, sms=132):
+    """Of an H200, or another GPU of the compute capability ``cc`` and as many SMs."""
+    return DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=sms,
+        cc=cc,
+        regs_per_multiprocessor=65536,
+    )
+
+
+def device_model(cc=90, sms=132):
+    return DeviceModel.of(device_properties(cc, sms))
+
+
+H200 = device_model()
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A Triton kernel that was generated, and what it hands to triton_heuristics."""
+
+    name: str
+    text: str
+    triton_meta: dict[str, object]
+    inductor_meta: dict[str, object]
+    function: ast.FunctionDef
+
+    @classmethod
+    def all_of(cls, code):
+        """Those that a generated module defines, in their order."""
+        return [
+            cls.of(*(argument.value for argument in node.value.args[:2]))
+            for node in ast.parse(code).body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "async_compile.triton"
+        ]
+
+    @classmethod
+    def of(cls, name, text):
+        """Of the text that is compiled. What is no literal is text in its meta."""
+        (function,) = (
+            node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)
+        )
+        heuristics = function.decorator_list[0]
+        meta = {each.arg: each.value for each in heuristics.keywords}
+        return cls(
+            name,
+            text,
+            literals(meta["triton_meta"]),
+            literals(meta["inductor_meta"]),
+            function,
+        )
+
+    @property
+    def is_mix_order(self):
+        """Whether it splits its rows over programs."""
+        return "RSPLIT_" in self.text
+
+    @property
+    def arguments(self):
+        return [each.arg for each in self.function.args.args]
+
+    @property
+    def loop(self):
+        """Its first loop, as a node; None where it has none."""
+        return next((n for n in self.function.body if isinstance(n, ast.For)), None)
+
+    @property
+    def halves(self):
+        """Its text before its loop over rows, and the loop's."""
+        before, _, loop = self.text.partition("for _ in tl.range(")
+        return before, loop
+
+    def calls(self, function, node=None):
+        """The arguments of each call of ``function``, as text: in the whole, or in ``node``."""
+        return [
+            [ast.unparse(argument) for argument in (*each.args, *each.keywords)]
+            for each in ast.walk(node or self.function)
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == function
+        ]
+
+    def loads(self):
+        """How many loads are before its first loop, and how many in it."""
+        inside = len(self.calls("tl.load", self.loop)) if self.loop else 0
+        return len(self.calls("tl.load")) - inside, inside
+
+
+def literals(node):
+    """A dictionary that is written down; of what is no literal, the text."""
+    found = {}
+    for key, value in zip(node.keys, node.values):
+        try:
+            found[key.value] = ast.literal_eval(value)
+        except ValueError:
+            found[key.value] = ast.unparse(value)
+    return found
 
 
 class Generated(Exception):
@@ -168,29 +276,32 @@ class MixOrderTestCase(TestCase):
         """Of the kernel ``name``."""
         return code.partition(f"def {name}(")[2].partition("''', device")[0]
 
+    def mix_order_kernel(self, code):
+        """The one mix-order kernel."""
+        kernels = [kernel for kernel in Kernel.all_of(code) if kernel.is_mix_order]
+        self.assertEqual(len(kernels), 1)
+        return kernels[0]
+
+    def row_split(self, code):
+        """What the one mix-order kernel carries of its row split."""
+        meta = self.mix_order_kernel(code).inductor_meta
+        self.assertIn("launch_plan", meta)
+        return meta["launch_plan"]
+
     def kernel(self, code):
         """The one mix-order kernel: what is before its loop over rows, and the loop."""
-        kernels = [k for k in code.split("async_compile.triton(") if "RSPLIT_" in k]
-        self.assertEqual(len(kernels), 1)
-        before, _, loop = kernels[0].partition("for _ in tl.range(")
-        return before, loop.partition("''', device")[0]
+        return self.mix_order_kernel(code).halves
 
     def loads(self, code):
         """How many loads are before the loop over rows, and how many are in it."""
-        return tuple(part.count("tl.load(") for part in self.kernel(code))
+        return self.mix_order_kernel(code).loads()
 
     def alignments(self, code):
         """Bytes that each type's pointers of the mix-order kernel are aligned to."""
-        (kernel,) = (
-            k for k in code.split("async_compile.triton(") if "RSPLIT_" in k
-        )
-        meta = re.search(r"triton_meta=(\{.*\}),\n", kernel)[1]
-        signature = ast.literal_eval(re.search(r"'signature': (\{.*?\})", meta)[1])
-        (attributes,) = ast.literal_eval(
-            re.search(r"'configs': (\[\{.*?\}\])", meta)[1]
-        )
+        triton_meta = self.mix_order_kernel(code).triton_meta
+        (attributes,) = triton_meta["configs"]
         found = {}
-        for i, (name, kind) in enumerate(signature.items()):
+        for i, (name, kind) in enumerate(triton_meta["signature"].items()):
             if kind.startswith("*") and "ws_ptr" not in name:
                 (bytes_,) = (
                     value

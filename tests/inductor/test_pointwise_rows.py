@@ -178,7 +178,7 @@ class LoopTest(PointwiseRowsTestCase):
         x = torch.randn(6, columns, device=GPU_TYPE, dtype=dtype).clamp(max=1)
         looped = dtype == torch.bfloat16 and columns % 2 == 0
         code = self.check(f, x, self.scale(), looped=looped)
-        self.assertEqual("'loop_config': (8, 8)" in code, looped)
+        self.assertEqual("'loop': (8, 8)" in code, looped)
 
     def test_narrower_accesses(self):
         """Of an index for all, but not of each row."""

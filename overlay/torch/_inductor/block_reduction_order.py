@@ -21,6 +21,7 @@ from .block_reduction_tile import (
     main_accesses,
 )
 from .runtime.hints import DeviceProperties
+from .runtime.launch_plan import LaunchPlan
 from .utils import ceildiv
 from .virtualized import V
 
@@ -56,6 +57,11 @@ class YFirstTile(BlockReductionTile):
     """
 
     max_registers: Optional[int] = None
+
+    def launch_plan(self) -> LaunchPlan:
+        """What the runtime needs for the kernel's configuration, and to compile it."""
+        plan = super().launch_plan()
+        return dataclasses.replace(plan, maxnreg=self.max_registers or 0)
 
 
 def ordered_tile(

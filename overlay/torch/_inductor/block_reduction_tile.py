@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 import sympy
 
@@ -32,6 +32,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config
 from .runtime.hints import _NUM_THREADS_PER_WARP
+from .runtime.launch_plan import LaunchPlan
 from .runtime.runtime_utils import next_power_of_2
 from .tiling_utils import has_indirect_access
 from .utils import get_dtype_size, sympy_product, sympy_subs
@@ -98,9 +99,9 @@ class BlockReductionTile:
     num_warps: int
     alignment: dict[str, int]
 
-    def inductor_meta(self) -> dict[str, Any]:
+    def launch_plan(self) -> LaunchPlan:
         """What the runtime needs for the kernel's configuration."""
-        return {"blocks": self.blocks, "num_warps": self.num_warps}
+        return LaunchPlan(tile=(self.blocks, self.num_warps))
 
 
 def _split_variables(

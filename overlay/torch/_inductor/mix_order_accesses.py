@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 def domain(other_node: BaseSchedulerNode) -> tuple[sympy.Expr, ...]:
     """``[xnumel, rnumel]`` of a mix-order kernel, by the reductions of its other node."""
+    # a circle: scheduler imports this module in turn
     from .scheduler import MixOrderReduction
 
     return tuple(reversed(MixOrderReduction.get_numel_rnumel(other_node)))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .codegen.simd import SIMDKernel
     from .loop_body import LoopBody
-    from .mix_order_row_split import RowSplit
+    from .mix_order_row_loop import RowSplit
     from .scheduler import SchedulerBuffer, SchedulerDonatedBuffer, SchedulerNode
 
 
@@ -73,7 +73,7 @@ def has_one_owner(row_split: RowSplit, kernel: SIMDKernel) -> bool:
     columns = kernel._get_persistent_RBLOCK(kernel.numels["r0_"])
     return all(
         xblock * columns >= num_warps * THREADS_PER_WARP
-        for xblock, num_warps, _ in row_split.inductor_meta()["configs"]
+        for xblock, num_warps, _ in row_split.launch_plan().row_tiles
     )
 
 
@@ -83,6 +83,7 @@ def row_passes(kernel: SIMDKernel) -> dict[SchedulerNode, int]:
     kept, and where they are loaded again one more for each row statistic that others
     wait for.
     """
+    # a circle: codegen.simd_kernel_features imports this module in turn
     from .codegen.simd_kernel_features import DisableReduction, EnableReduction
 
     row_pass = 0

@@ -14,7 +14,7 @@ from typing import Optional, TYPE_CHECKING, Union
 import sympy
 
 from . import config
-from .mix_order_row_split import takes_turns
+from .mix_order_row_loop import takes_turns
 from .virtualized import V
 
 
@@ -39,6 +39,7 @@ def first_row(
     Where in its buffer the first of the rows is that ``indexing`` loads, if each follows
     the one before, so that a tile of them is one range of memory. None if not.
     """
+    # a circle: codegen.triton imports this module in turn
     from .codegen.triton import IndexingOptions
 
     if not isinstance(indexing, IndexingOptions) or indexing.has_tmpmask():

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from torch.utils._ordered_set import OrderedSet
 
 from .device_model import DeviceModel
-from .mix_order_row_split import COPY_BYTES, SLOW_FUNCTIONS
+from .mix_order_row_cost import COPY_BYTES, SLOW_FUNCTIONS
 from .mix_order_trace import Op, Width
 from .runtime.hints import _NUM_THREADS_PER_WARP
 from .runtime.registers import all_registers

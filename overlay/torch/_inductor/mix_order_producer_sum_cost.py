@@ -14,7 +14,9 @@ from torch.utils._ordered_set import OrderedSet
 from .device_model import DeviceModel
 from .issue_slots import issue_slots, slots_of
 from .mix_order_accesses import domain, whole_accesses
-from .mix_order_row_split import COLUMNS_PER_WARP, row_cost, row_split, splits_rows
+from .mix_order_row_cost import row_cost
+from .mix_order_row_loop import splits_rows
+from .mix_order_row_split import COLUMNS_PER_WARP, row_split
 from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .utils import get_dtype_size
@@ -23,7 +25,8 @@ from .virtualized import V
 
 if TYPE_CHECKING:
     from .dependencies import MemoryDep
-    from .mix_order_row_split import RowCost, RowSplit
+    from .mix_order_row_cost import RowCost
+    from .mix_order_row_loop import RowSplit
     from .scheduler import BaseSchedulerNode
 
 
@@ -85,6 +88,7 @@ class ProducerSum:
         node2: Optional[BaseSchedulerNode],
         consumer: BaseSchedulerNode,
     ) -> ProducerSum:
+        # a circle: scheduler imports this module in turn
         from .scheduler import FusedSchedulerNode, MixOrderReduction
 
         xnumel, rnumel = domain(consumer)

@@ -23,11 +23,8 @@ from . import config, ir
 from .dependencies import MemoryDep
 from .mix_order_accesses import domain, reads_where_written
 from .mix_order_producer_sum_cost import ProducerSum
-from .mix_order_reduction import (
-    most_reads,
-    splits_agree,
-    why_not_partial_accumulators,
-)
+from .mix_order_reads import most_reads
+from .mix_order_reduction import splits_agree, why_not_partial_accumulators
 from .runtime.hints import DeviceProperties, ReductionHint
 from .utils import get_current_backend
 from .virtualized import V
@@ -53,6 +50,7 @@ def attach_producer_sums(
     ``nodes``, which have been fused, with the reductions of a kernel's outputs made
     partial accumulators of that kernel where that is right and pays.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import WhyNoFuse
 
     if not (
@@ -129,6 +127,7 @@ def candidates(
 
 def has_domain(producer: BaseSchedulerNode, numels: tuple[sympy.Expr, ...]) -> bool:
     """Whether ``producer`` works, or can work, on rows and columns of ``numels``."""
+    # a circle: codegen.simd imports this module in turn
     from .codegen.simd import SIMDKernel
 
     node1, node2 = sides(producer)
@@ -153,6 +152,7 @@ def is_row_producer(producer: BaseSchedulerNode) -> bool:
     Whether ``producer`` is a mix-order kernel, or can be made one: a pointwise kernel, or
     one that reduces rows, by what ``MixOrderReduction.can_fuse`` wants of such a node.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import (
         FusedMixOrderReductions,
         FusedSchedulerNode,
@@ -194,6 +194,7 @@ def sides(
     producer: BaseSchedulerNode,
 ) -> tuple[BaseSchedulerNode, Optional[BaseSchedulerNode]]:
     """The contiguous node of ``producer`` and the other node, if it has one."""
+    # a circle: scheduler imports this module in turn
     from .scheduler import FusedMixOrderReductions
 
     if isinstance(producer, FusedMixOrderReductions):
@@ -208,6 +209,7 @@ def why_not_attach(
     Why the reductions of ``consumer`` can not, or had better not, be partial
     accumulators of ``producer``; None when they should.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import FusedSchedulerNode, SchedulerNode
 
     node1, node2 = sides(producer)
@@ -301,6 +303,7 @@ def attach(
     producer: BaseSchedulerNode, consumer: BaseSchedulerNode
 ) -> FusedMixOrderReductions:
     """The mix-order node in which ``consumer`` belongs to the other node."""
+    # a circle: scheduler imports this module in turn
     from .scheduler import FusedMixOrderReductions, FusedSchedulerNode
 
     node1, node2 = sides(producer)

@@ -19,9 +19,10 @@ from torch.utils._ordered_set import OrderedSet
 from . import config
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
+from .mix_order_plan import MixOrderPlan
 from .mix_order_reduction import accumulate_dtype
-from .mix_order_row_split import splits_rows
-from .mix_order_spills import planned_row_split, row_epilogue
+from .mix_order_row_loop import splits_rows
+from .mix_order_spills import row_epilogue
 from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import ceildiv
 from .utils import sympy_product
@@ -169,6 +170,7 @@ def siblings(
     those like them that read what both read, whose fusion with them comes later or
     came before.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import MixOrderReduction
 
     shared = MixOrderReduction.get_common_read(contiguous, other)
@@ -197,6 +199,7 @@ def work_of(
     contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
 ) -> Work:
     """What both sides' reductions, with what makes a row's output, have to do."""
+    # a circle: scheduler imports this module in turn
     from .scheduler import MixOrderReduction
 
     rows, columns = MixOrderReduction.get_numel_rnumel(contiguous[0])
@@ -206,7 +209,7 @@ def work_of(
         dep.name for node in contiguous for dep in node.read_writes.reads
     )
     column_reads = [dep for node in other for dep in node.read_writes.reads]
-    split = planned_row_split(nodes, other)
+    split = MixOrderPlan.of(nodes, other, keeps_rows=False).split
     foregone_bytes = moved_bytes(
         dep
         for node in nodes

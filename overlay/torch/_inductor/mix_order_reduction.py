@@ -128,43 +128,6 @@ def why_not_partial_accumulators(*nodes: BaseSchedulerNode) -> Optional[str]:
     return None
 
 
-# where triton.mix_order_reduction_max_reads is None and registers are not predicted
-DEFAULT_MAX_READS = 10
-
-
-def most_reads(device: Optional[torch.device]) -> int:
-    """
-    How many buffers a mix-order kernel for ``device`` may read, by
-    ``triton.mix_order_reduction_max_reads``; 0 is no limit.
-    """
-    from .mix_order_spills import predicts_registers
-
-    max_reads = config.triton.mix_order_reduction_max_reads
-    if max_reads is None:
-        return 0 if predicts_registers(device) else DEFAULT_MAX_READS
-    return max_reads
-
-
-def why_too_many_reads(*nodes: BaseSchedulerNode) -> Optional[str]:
-    """
-    Why the mix-order kernel of ``nodes`` reads too many buffers to fit registers;
-    None when it does not, or ``triton.mix_order_reduction_max_reads`` sets no limit.
-    Each buffer is loaded in every iteration of the loop over rows, one that is updated
-    in place too, so buffers written by the nodes count when they are read.
-    """
-    max_reads = most_reads(nodes[0].get_device())
-    reads = OrderedSet(
-        dep.name
-        for node in nodes
-        for snode in node.get_nodes()
-        for dep in snode.read_writes.reads
-        if isinstance(dep, MemoryDep)
-    )
-    if 0 < max_reads < len(reads):
-        return f"reads {len(reads)} buffers, more than {max_reads}"
-    return None
-
-
 def splits_agree(*nodes: BaseSchedulerNode) -> bool:
     """
     Whether the reductions of ``nodes`` are all split in two layers over the same
@@ -322,6 +285,7 @@ def final_reduction_kwargs(
     rows of a workspace. It is bound by latency, so a program loads all rows at once: of
     16 columns, and where that makes few programs, of 8 or 4, half a 32-byte sector.
     """
+    # a circle: codegen.triton imports this module in turn
     from .codegen.triton import FixedTritonConfig
 
     kwargs: dict[str, Any] = {"override_cooperative_reduction": False}
@@ -439,6 +403,7 @@ def expand_row_invariant(
     iteration. A tile has the layout of the other tiles. Its rows are one in registers:
     their addresses are the same.
     """
+    # a circle: codegen.triton imports this module in turn
     from .codegen.triton import IndexingOptions
 
     if (

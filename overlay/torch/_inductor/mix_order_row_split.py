@@ -21,32 +21,19 @@ weighs, per SM:
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Any, Optional, TYPE_CHECKING, Union
+from typing import Optional, TYPE_CHECKING
 
-from torch.utils._ordered_set import OrderedSet
-
-from . import config
-from .dependencies import MemoryDep
 from .mix_order_debug import debug_options
-from .mix_order_reduction import accessed_numel, accumulate_dtype
-from .runtime.hints import TRITON_MAX_BLOCK
+from .mix_order_programs import count_programs, idle_share
+from .mix_order_row_loop import RowSplit
 from .runtime.registers import all_registers, MAX_REGISTERS_PER_THREAD
 from .runtime.runtime_utils import ceildiv, last_power_of_2
-from .utils import get_dtype_size, sympy_product
-from .vector_width import aligned_columns, VECTOR_BYTES
-from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import sympy
-
     from .device_model import DeviceModel
-    from .runtime.hints import DeviceProperties
-    from .scheduler import BaseSchedulerNode
+    from .mix_order_row_cost import RowCost
 
 
 # Programs an SM: with other numbers blocks are dealt to the SMs unevenly.
@@ -59,9 +46,6 @@ MIN_TILE = 2048
 MIN_TILE_NARROW = 1024  # rows of at most 256
 # Columns of a tile that a thread holds.
 ELEMENTS_PER_THREAD = 32
-# Functions whose branches take long, one element's after another's, and want more warps
-# to hide that than loads do. erf has none, and is slower with more warps.
-SLOW_FUNCTIONS = OrderedSet(["tanh"])
 SLOW_ELEMENTS_PER_THREAD = 8
 SLOW_MAX_WARPS = 16
 SLOW_WARPS_PER_SM = 32
@@ -86,7 +70,6 @@ COLUMNS_PER_WARP = 32 * 8
 # Rows that begin anywhere are loaded an element at a time. Those of half types cannot be
 # copied asynchronously, so nothing is in flight while a tile is computed but what other
 # programs load: several small ones an SM hide it. What is beyond the columns is not loaded.
-COPY_BYTES = 4  # an asynchronous copy, at least
 UNSTAGED_COLUMNS_PER_THREAD = 24
 UNSTAGED_WARPS_PER_SM = 16
 # where no tensor is stored
@@ -115,293 +98,8 @@ MIN_STAGES, MAX_STAGES = 3, 4
 # Registers of a thread for addresses, masks, row statistics and temporaries.
 OTHER_REGISTERS = 28
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
-MAX_WARPS = 32
-STORED_SHARE = 0.5  # what is stored of a tile, of what is loaded
-LEAST_GAIN_US = 0.2  # of fewer programs: what was predicted to gain less may lose
-LEAST_PROGRAMS_PER_SM = 3 / 4  # with fewer, too many SMs have nothing to do
 # KiB of shared memory that reductions over warps need, beside the stages.
 OTHER_SHARED_MEMORY_KIB = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class RowCost:
-    """
-    What a row of a mix-order kernel costs.
-
-    columns: of a row
-    rnumel: columns, padded to a power of two (R0_BLOCK)
-    stream_bytes: bytes a column that each row loads, over all loads
-    streams: loads of each row: one of a buffer, or as many as there are places at which an
-        element reads it, as in a window
-    stores_rows: whether there is an output of all rows and columns
-    accumulators: 4-byte accumulators a column, live throughout
-    invariants: 4-byte values a column that all rows read, live throughout
-    slow: whether some of ``SLOW_FUNCTIONS`` is computed of each element
-    staged: whether asynchronous copies can load the rows
-    copy_bytes: of adjacent columns that one copy can have, 16 at most
-    adjoin: whether the rows are whole buffers, so that each follows the one before
-    lacks_registers: whether a thread is predicted to need more than it may have
-    apart: whether the elements of a row are loaded one at a time
-    keeps_rows: whether a row of half types had better be kept than loaded twice
-    wide_values: whether values are computed and accumulated in 8 bytes, as sums of integers are
-    repeated_bytes: of stream_bytes, those of a buffer that another load has brought from memory
-    """
-
-    columns: int
-    rnumel: int
-    stream_bytes: int
-    streams: int
-    stores_rows: bool
-    accumulators: int
-    invariants: int
-    slow: bool = False
-    staged: bool = True
-    copy_bytes: int = VECTOR_BYTES
-    adjoin: bool = True
-    lacks_registers: bool = False
-    apart: bool = False
-    keeps_rows: bool = False
-    wide_values: bool = False
-    repeated_bytes: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes a column of each row that come from memory."""
-        return self.stream_bytes - self.repeated_bytes
-
-    @property
-    def width(self) -> int:
-        """Of the elements of a row in the mean, in 2 bytes: 1 for half types."""
-        return ceildiv(self.stream_bytes, 2 * max(1, self.streams))
-
-    @property
-    def row_tiles(self) -> int:
-        """Tiles of 4-byte values that hold a row of each buffer, one of half types too."""
-        return self.streams * max(1, self.width // 2)
-
-
-@dataclasses.dataclass(frozen=True)
-class RowSplit:
-    """
-    num_programs: programs of the kernel, and rows of its workspace
-    programs_per_sm: what num_programs was made from, which may be fewer
-    xblock: rows of a tile
-    num_warps: of a program
-    num_stages: of the loop over tiles
-    reload: whether a row is loaded again when its reductions are known
-    hoist: whether what every row reads is loaded once, before the loop
-    accumulate_tiles: whether a partial accumulator is a whole tile, reduced over its
-        rows once, after the loop
-    staged: whether asynchronous copies load the rows
-    in_turn: whether tiles are dealt out to the programs in turn, so that what is loaded
-        at a time adjoins in memory
-    all_registers: whether a thread is told what the programs of an SM leave it, as it may
-        need more than ptxas gives it, or take more than that
-    prefetch: whether the rows of the next tile are fetched into the L2 cache
-    drop_padding: whether the columns that a row is padded by are left out of the
-        accumulators before they are stored
-    """
-
-    num_programs: int
-    programs_per_sm: int
-    xblock: int
-    num_warps: int
-    num_stages: int
-    reload: bool
-    hoist: bool
-    accumulate_tiles: bool
-    staged: bool = True
-    in_turn: bool = True
-    all_registers: bool = False
-    prefetch: bool = False
-    drop_padding: bool = False
-
-    @property
-    def max_xblock(self) -> int:
-        """
-        Rows that a tile may have, autotuned or not. Where the rows are a multiple of it
-        they need no mask, and never where it is 1: a program ends at the last row.
-        """
-        bounded = (
-            debug_options().bound_tiles
-            # descriptors have a least size of their own, and block pointers of more than a
-            # dimension, for which it says which rows are whole, cannot store a row's result
-            and not (config.triton.use_tensor_descriptor or config.triton.use_block_ptr)
-        )
-        return self.xblock if bounded else TRITON_MAX_BLOCK["X"]
-
-    def inductor_meta(self) -> dict[str, Any]:
-        """
-        What the runtime needs: the programs, and the configurations from which
-        autotuning chooses, the first one being that of no autotuning. The workspace
-        holds a row a program, so all have the same number of programs.
-        """
-        configs = [
-            (xblock, num_warps, num_stages)
-            for xblock, num_warps, num_stages in (
-                (self.xblock, self.num_warps, self.num_stages),
-                (self.xblock, self.num_warps * 2, self.num_stages),
-                (self.xblock, self.num_warps // 2, self.num_stages),
-                (self.xblock, self.num_warps, self.num_stages - 1),
-                (self.xblock // 2, self.num_warps, self.num_stages),
-            )
-            if xblock > 0 and 0 < num_warps <= MAX_WARPS and num_stages > 0
-        ]
-        return {
-            "NUM_PROGRAMS": self.num_programs,
-            "MAX_XBLOCK": self.max_xblock,
-            # programs that share the registers of an SM; 0: the compiler decides
-            "ALL_REGISTERS": self.all_registers * self.programs_per_sm,
-            "configs": configs,
-        }
-
-    def codegen_step(self) -> str:
-        """
-        The line of the kernel that says how many rows there are from a program's tile to
-        its next, or, where they adjoin, how many it has.
-        """
-        if takes_turns(self):
-            return f"RSPLIT_STRIDE = {self.num_programs} * XBLOCK"
-        return f"RSPLIT_SIZE = tl.cdiv(tl.cdiv(xnumel, XBLOCK), {self.num_programs}) * XBLOCK"
-
-
-def takes_turns(split: Optional[RowSplit]) -> bool:
-    """Whether the tiles of rows are dealt out to the programs in turn."""
-    return split is not None and split.in_turn and debug_options().deal_tiles
-
-
-def row_loop(split: Optional[RowSplit]) -> tuple[list[str], str]:
-    """The head of a program's loop over its tiles, and by how many rows they advance."""
-    if takes_turns(split):
-        loop = "for _ in tl.range(xoffset, xnumel, RSPLIT_STRIDE, num_stages=NUM_STAGES):"
-        return [loop], "RSPLIT_STRIDE"
-    return [
-        "split_size = min(RSPLIT_SIZE, xnumel - xoffset)",
-        "for _ in tl.range(0, split_size, XBLOCK, num_stages=NUM_STAGES):",
-    ], "XBLOCK"
-
-
-def splits_rows(device: Union[DeviceProperties, DeviceModel]) -> bool:
-    """Whether kernels for ``device`` are persistent, not one program RSPLIT_SIZE rows."""
-    return (
-        debug_options().persistent_row_split
-        and config.triton.mix_order_reduction_split_size is None
-        and device.type == "cuda"
-    )
-
-
-def row_cost(
-    contiguous: Sequence[BaseSchedulerNode],
-    other: Sequence[BaseSchedulerNode],
-    xnumel: sympy.Expr,
-    rnumel: sympy.Expr,
-    rblock: int,
-) -> RowCost:
-    """
-    From the nodes of both sides: those that reduce ``[xnumel, rnumel]`` over columns,
-    and the others, whose reductions become the partial accumulators.
-    """
-    reductions = [node for node in other if node.is_reduction()]
-    # What follows the other node's reductions follows the final ones: in another kernel.
-    in_kernel = [*contiguous, *reductions]
-    statically_known_equals = V.graph.sizevars.statically_known_equals
-    hint = V.graph.sizevars.optimization_hint
-    nodes = [*contiguous, *other]
-    written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
-    columns = hint(rnumel, fallback=rblock)
-    streamed: dict[str, int] = {}
-    places: dict[str, dict[Any, OrderedSet[sympy.Expr]]] = {}
-    copy_bytes, adjoin, most_adjacent = 0, True, 0
-    invariant: OrderedSet[str] = OrderedSet()
-    square = statically_known_equals(xnumel, rnumel)
-    for node, dep in ((each, dep) for each in in_kernel for dep in each.read_writes.reads):
-        if not isinstance(dep, MemoryDep) or dep.name in written:
-            continue
-        numel = accessed_numel(dep)
-        # the loops of rows that are split unevenly go beyond the last
-        buffer_numel = V.graph.get_numel(dep.name)
-        if hint(buffer_numel, fallback=0) < hint(numel, fallback=0):
-            numel = buffer_numel
-        # Rows that are gathered, of which several are one, or that are made of parts, are
-        # tiles as well. A value a row, of rows that are split in two layers, is none: it
-        # may have a loop of as many rows as there are columns, and more rows in all.
-        whole_rows = (
-            dep.is_indirect()
-            or not any(statically_known_equals(numel, n) for n in (rnumel, xnumel))
-        ) and any(
-            dep.index.coeff(var) == 1 and statically_known_equals(size, rnumel)
-            for var, size in dep.ranges.items()
-        )
-        if whole_rows or hint(numel, fallback=0) > 2 * max(
-            hint(xnumel, fallback=0), hint(rnumel, fallback=rblock)
-        ):
-            size = get_dtype_size(V.graph.get_dtype(dep.name))
-            streamed[dep.name] = size
-            # nodes may number the same elements by other loops
-            at = places.setdefault(dep.name, {}).setdefault(node, OrderedSet())
-            at.add(dep.index)
-            # what masks the end of a row is known of as many columns at once, too
-            adjacent = math.gcd(aligned_columns(dep), columns)
-            copy_bytes = max(copy_bytes, adjacent * size)
-            most_adjacent = max(most_adjacent, adjacent)
-            adjoin &= not dep.is_indirect() and statically_known_equals(
-                buffer_numel, numel
-            )
-        elif statically_known_equals(numel, rnumel) and not (
-            square and follows_rows(dep, node in contiguous)
-        ):
-            invariant.add(dep.name)
-    accumulator_bytes = []
-    for snode in reductions:
-        dtype = accumulate_dtype(snode.node.get_dtype())  # type: ignore[union-attr]
-        assert dtype is not None
-        accumulator_bytes.append(get_dtype_size(dtype))
-    stores_rows = any(
-        isinstance(dep, MemoryDep)
-        and (
-            dep.is_indirect()  # rows that are scattered are rows as well
-            or statically_known_equals(dep.get_numel(), xnumel * rnumel)
-        )
-        for node in in_kernel
-        for dep in node.read_writes.writes
-    )
-    loads = {name: max(map(len, at.values())) for name, at in places.items()}
-    return RowCost(
-        columns=columns,
-        rnumel=rblock,
-        stream_bytes=sum(size * loads[name] for name, size in streamed.items()),
-        streams=sum(loads.values()),
-        stores_rows=stores_rows,
-        accumulators=sum(accumulator_bytes) // 4,
-        invariants=len(invariant),
-        slow=any(
-            snode._body.has_op(name)  # type: ignore[attr-defined]
-            for node in in_kernel
-            for snode in node.get_nodes()
-            for name in SLOW_FUNCTIONS
-        ),
-        staged=copy_bytes >= COPY_BYTES or not streamed,
-        copy_bytes=copy_bytes or VECTOR_BYTES,
-        adjoin=adjoin,
-        apart=most_adjacent == 1,
-        wide_values=max(accumulator_bytes, default=0) > 4,
-        repeated_bytes=sum(
-            size * (loads[name] - 1) for name, size in streamed.items()
-        ),
-    )
-
-
-def follows_rows(dep: MemoryDep, contiguous: bool) -> bool:
-    """
-    Whether what ``dep`` reads for a side of a square tensor has a value a row, not one a
-    column, which its size does not tell. The loops over rows come first in the contiguous
-    node, and those over columns in the other; ``dep`` has its loops up to the last one
-    that it moves with, so it is broadcast over an earlier one or it is not.
-    """
-    broadcast = not V.graph.sizevars.statically_known_equals(
-        sympy_product(dep.ranges.values()), accessed_numel(dep)
-    )
-    return broadcast != contiguous
 
 
 def row_split(
@@ -735,64 +433,6 @@ def can_prefetch(
     return can_prefetch_rows(device) and programs_per_sm * tile_bytes <= device.prefetch_bytes
 
 
-def count_programs(
-    device: DeviceModel, programs_per_sm: int, rows: Optional[int], xblock: int
-) -> int:
-    """Of a kernel: no more than there are tiles of ``xblock`` rows, where that is known."""
-    most = device.sms * programs_per_sm
-    return most if rows is None else max(1, min(most, ceildiv(rows, xblock)))
-
-
-def fewer_programs(
-    split: RowSplit, cost: RowCost, device: DeviceModel, rows: Optional[int]
-) -> RowSplit:
-    """
-    ``split`` with a half or a quarter of its programs, where the partial accumulators of the
-    others would take longer than the tiles that each of those has more.
-    """
-    if rows is None or not debug_options().fewer_programs:
-        return split
-    tiles = ceildiv(rows, split.xblock)
-    tensors = 1 + STORED_SHARE * cost.stores_rows
-    tile_bytes = tensors * split.xblock * cost.columns * cost.stream_bytes
-    tile_us = device.tile_us + device.tile_us_per_byte * tile_bytes
-    partial_bytes = 4 * cost.accumulators * cost.columns
-    program_us = device.program_us + device.partial_us_per_byte * partial_bytes
-
-    def us(programs: int) -> float:
-        return ceildiv(tiles, programs) * tile_us + programs * program_us
-
-    most = split.num_programs
-    least = LEAST_PROGRAMS_PER_SM * device.sms
-    fewer = (n for n in (ceildiv(most, 2), ceildiv(most, 4)) if n >= least)
-    best = min(fewer, key=us, default=most)
-    if us(most) - us(best) <= LEAST_GAIN_US:
-        return split
-    return dataclasses.replace(split, num_programs=best)
-
-
-def idle_share(rows: Optional[int], xblock: int, num_programs: int) -> float:
-    """Of ``num_programs`` with a run of as many tiles each, which have none to do."""
-    tiles = ceildiv(rows or 0, xblock)
-    runs = ceildiv(tiles, num_programs) * num_programs
-    return 1 - tiles / runs if runs else 0.0
-
-
 def registers(values: int, num_warps: int) -> int:
     """Of a thread, when a program of ``num_warps`` keeps ``values``."""
     return ceildiv(values, num_warps * 32) + OTHER_REGISTERS
-
-
-def row_pass_eviction_policy(row_pass: int, policy: str) -> str:
-    """
-    The eviction policy of a load in a kernel that loads rows again: the first pass
-    keeps what the next one reads. The policies of successive passes differ, or the
-    compiler would take both loads for one and keep its value in registers.
-    """
-    if policy:  # broadcast
-        return policy if row_pass % 2 == 0 else ""
-    return (
-        ", eviction_policy='evict_last'",
-        ", eviction_policy='evict_first'",
-        "",
-    )[row_pass % 3]

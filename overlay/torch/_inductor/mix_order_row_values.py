@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Union
 import torch
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
+from .codegen.common import TensorArg
+from .codegen.triton_utils import is_unaligned_buffer
 from .mix_order_debug import debug_options
-from .mix_order_row_split import COPY_BYTES
+from .mix_order_row_cost import COPY_BYTES
 from .utils import triton_type
 from .virtualized import V
 
@@ -32,9 +34,6 @@ def loads_words(
     Whether ``kernel`` loads an element of the buffer ``name`` at ``indexing`` with the word
     that it is in. Words begin where the buffer does.
     """
-    from .codegen.common import TensorArg
-    from .codegen.triton_utils import is_unaligned_buffer
-
     split = kernel.row_split
     if (
         not debug_options().load_words

@@ -7,24 +7,26 @@ launched with.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from typing import Any, Optional, TYPE_CHECKING
 
-import torch
 from torch.utils._ordered_set import OrderedSet
 
-from . import config, ir
+from . import ir
 from .dependencies import MemoryDep
-from .device_model import DeviceModel
-from .mix_order_accesses import domain
-from .mix_order_debug import debug_options
-from .mix_order_pressure import LaunchConfig, Pressure, pressure
-from .mix_order_row_split import row_cost, SLOW_FUNCTIONS, splits_rows
+from .mix_order_plan import (
+    launch_configs,
+    MixOrderPlan,
+    operations,
+    partials,
+    predicts_registers,
+    reduced_numels,
+)
+from .mix_order_pressure import LaunchConfig, Pressure
+from .mix_order_row_cost import RowCost, SLOW_FUNCTIONS
 from .mix_order_split import is_second_layer
-from .mix_order_trace import Trace, Width
-from .runtime.hints import _NUM_THREADS_PER_WARP, DeviceProperties
-from .runtime.runtime_utils import next_power_of_2
+from .mix_order_trace import Width
+from .runtime.hints import _NUM_THREADS_PER_WARP
 from .utils import get_dtype_size, sympy_product
 from .virtualized import V
 
@@ -32,10 +34,6 @@ from .virtualized import V
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import sympy
-
-    from .mix_order_row_split import RowCost, RowSplit
-    from .mix_order_trace import Op
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
@@ -56,133 +54,10 @@ MAX_SPILLED_APART_SHARE = 0.9
 MAX_LACKING_ABSORBED = 1 / 16
 # What takes long to compute, and where rows are loaded twice, is computed so, by few warps.
 SLOW_OPS = (*SLOW_FUNCTIONS, "rand", "randn")
-# Of the registers that a thread may have, those that a row of half types that is kept
-# must lack less than one that is loaded twice.
-KEPT_LACKING_LESS = 0.05
-
-
-def with_pressure(
-    cost: RowCost,
-    contiguous: Sequence[SchedulerNode],
-    other: Sequence[SchedulerNode],
-) -> RowCost:
-    """
-    ``cost``, with whether the kernel of these nodes lacks registers; that of a kernel
-    that reduces no rows is not predicted.
-    """
-    if not predicts_registers(contiguous[0].get_device()) or not any(
-        node.is_reduction() for node in contiguous
-    ):
-        return cost
-    reductions = partials(contiguous, other)
-    ops = operations(contiguous, reductions)
-    found_cost, split = predicted_row_split(contiguous, reductions, ops)
-    cost = dataclasses.replace(cost, keeps_rows=found_cost.keeps_rows)
-    if split.reload:
-        return cost  # which has them all
-    found = predicted(split, contiguous, ops)
-    return dataclasses.replace(cost, lacks_registers=any(each.excess for each in found))
-
-
-def reduced_numels(
-    contiguous: Sequence[BaseSchedulerNode],
-) -> tuple[sympy.Expr, sympy.Expr]:
-    """The rows, and the columns of each, that nodes of ``contiguous`` reduce."""
-    from .scheduler import MixOrderReduction
-
-    reduction = next(node for node in contiguous if node.is_reduction())
-    return MixOrderReduction.get_numel_rnumel(reduction)
-
-
-def planned_row_split(
-    contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
-) -> RowSplit:
-    """
-    How the kernel of these nodes of its two sides would split its rows, if it loads those
-    twice that do not fit in registers.
-    """
-    return _row_split(planned_cost(contiguous, other), contiguous)
-
-
-def planned_cost(
-    contiguous: Sequence[BaseSchedulerNode], other: Sequence[BaseSchedulerNode]
-) -> RowCost:
-    """What a row of the kernel of these nodes would cost."""
-    rows, columns = reduced_numels(contiguous)
-    rblock = next_power_of_2(V.graph.sizevars.optimization_hint(columns))
-    return row_cost(contiguous, other, rows, columns, rblock)
-
-
-def _row_split(cost: RowCost, contiguous: Sequence[BaseSchedulerNode]) -> RowSplit:
-    rows, _ = reduced_numels(contiguous)
-    device = DeviceProperties.create(contiguous[0].get_device())
-    return V.choices.mix_order_row_split(cost, rows, device)
-
-
-def predicted_row_split(
-    contiguous: Sequence[SchedulerNode],
-    other: Sequence[SchedulerNode],
-    ops: Sequence[Op],
-) -> tuple[RowCost, RowSplit]:
-    """
-    What a row of the kernel of these nodes costs, which computes ``ops``, and how it splits
-    them. It keeps rows that would be loaded twice where it is predicted to lack no registers
-    then, or clearly fewer.
-    """
-    cost = planned_cost(contiguous, other)
-    split = _row_split(cost, contiguous)
-    if not split.reload:
-        return cost, split
-    keeping = dataclasses.replace(cost, keeps_rows=True)
-    kept = _row_split(keeping, contiguous)
-    if kept.reload:
-        return cost, split
-    kept_lacks, lacks = (
-        min(each.excess / each.limit for each in predicted(each_split, contiguous, ops))
-        for each_split in (kept, split)
-    )
-    if kept_lacks > max(0, lacks - KEPT_LACKING_LESS):
-        return cost, split
-    return keeping, kept
-
-
-def launch_configs(split: RowSplit) -> list[LaunchConfig]:
-    """What a kernel with ``split`` would be launched as, or autotuned over."""
-    configs = split.inductor_meta()["configs"]
-    if not config.max_autotune and not config.max_autotune_pointwise:
-        configs = configs[:1]
-    return [
-        LaunchConfig(
-            xblock,
-            num_warps,
-            num_stages,
-            split.reload,
-            split.hoist,
-            split.accumulate_tiles,
-            debug_options().even_vectors,
-            split.programs_per_sm if split.all_registers else 1,
-            split.drop_padding,
-        )
-        for xblock, num_warps, num_stages in configs
-    ]
-
-
 # of the nodes of one graph, asked for many times while it is scheduled
 _reasons: weakref.WeakKeyDictionary[Any, dict[Any, Optional[str]]] = (
     weakref.WeakKeyDictionary()
 )
-
-
-def predicts_registers(device: Optional[torch.device]) -> bool:
-    """
-    Whether kernels for ``device`` are refused by their registers, which are predicted
-    for rows that are split over persistent programs alone.
-    """
-    return (
-        debug_options().register_pressure
-        and device is not None
-        and splits_rows(DeviceProperties.create(device))
-    )
 
 
 def why_spills(
@@ -211,17 +86,6 @@ def why_spills(
     return known[key]
 
 
-def partials(
-    contiguous: Sequence[BaseSchedulerNode], other: Sequence[SchedulerNode]
-) -> list[SchedulerNode]:
-    """
-    The reductions of ``other`` over the rows that ``contiguous`` reduce, without the
-    second layers of those that were split, which come after the kernel.
-    """
-    numels = tuple(reduced_numels(contiguous))
-    return [node for node in other if node.is_reduction() and domain(node) == numels]
-
-
 def finishes_rows(node: BaseSchedulerNode, epilogue: BaseSchedulerNode) -> bool:
     """
     Whether ``epilogue`` is of what makes a row's output from reductions of rows like
@@ -240,6 +104,7 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
     The pointwise nodes that first make something of the size of the tensor from what
     the reductions of ``contiguous`` return, with those in between; in order.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import MixOrderReduction, SchedulerNode
 
     names = OrderedSet(node.get_name() for node in contiguous)
@@ -274,30 +139,6 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
             names.add(reader.get_name())
             found[reader.get_name()] = reader
     return sorted(found.values(), key=lambda node: node.min_order)
-
-
-def operations(
-    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
-) -> tuple[Op, ...]:
-    """What the kernel of these nodes computes, in order."""
-    rows, _ = reduced_numels(contiguous)
-    return Trace.of(rows, contiguous, other)
-
-
-def predicted(
-    split: RowSplit, contiguous: Sequence[SchedulerNode], ops: Sequence[Op]
-) -> list[Pressure]:
-    """
-    Of the kernel that reduces the rows of ``contiguous`` and computes ``ops``, in each
-    configuration that it would be launched in.
-    """
-    _, columns = reduced_numels(contiguous)
-    device = DeviceModel.of(DeviceProperties.create(contiguous[0].get_device()))
-    columns = V.graph.sizevars.optimization_hint(columns)
-    return [
-        pressure(ops, columns, launch, device.registers_per_sm)
-        for launch in launch_configs(split)
-    ]
 
 
 def spilled_bytes(found: Pressure, launch: LaunchConfig) -> float:
@@ -347,14 +188,14 @@ def _why_spills(
     absorbs: bool,
 ) -> Optional[str]:
     ops = operations(contiguous, other)
-    cost, split = predicted_row_split(contiguous, other, ops)
+    plan = MixOrderPlan.of(contiguous, other)
+    cost, split, found = plan.cost, plan.split, plan.registers
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"
     if split.reload and any(
         op.name in SLOW_OPS and op.width == Width.TILE for op in ops
     ):
         return "slow functions of rows that are loaded twice would be computed twice"
-    found = predicted(split, contiguous, ops)
     if absorbs:
         refused = all(
             each.too_high

@@ -41,6 +41,7 @@ def cancel_contiguous_splits(
     wants, before anything is fused. One that shares its rows with such a node is
     cancelled too, so that both can be in the kernel.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import MixOrderReduction, SchedulerNode
 
     if not debug_options().cancel_split:
@@ -92,6 +93,7 @@ def can_cancel(node: SchedulerNode) -> bool:
     Whether all that read the first layer ``node`` are loops that can be traced
     again: its second layer, or nodes in which that is an unrolled expression.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import SchedulerNode
 
     (output,) = node.get_outputs()

@@ -49,6 +49,7 @@ def orders_differ(node1: BaseSchedulerNode, node2: BaseSchedulerNode) -> bool:
     in one. Buffers are asked one by one: a reduction over columns may well read a
     row's statistic, or another matrix, along the rows.
     """
+    # a circle: scheduler imports this module in turn
     from .scheduler import MixOrderReduction
 
     if not (

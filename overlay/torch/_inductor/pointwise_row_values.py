@@ -19,7 +19,6 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from .pointwise_rows import ROW_LOOP
 from .runtime.hints import TRITON_MAX_BLOCK
 from .utils import sympy_subs
-from .virtualized import V
 
 
 if TYPE_CHECKING:

@@ -106,6 +106,7 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
     program would for each that it saves.
     """
     from torch._inductor import mix_order_spills as spills
+    from torch._inductor.mix_order_plan import MixOrderPlan, launch_configs
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     kernels: list[list[int]] = []
@@ -114,23 +115,23 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
 
     def precompiling(self: Any, *args: Any, **options: Any) -> None:
         precompile(self, *args, **options)
-        if "row_split" in self.inductor_meta and not options.get("warm_cache_only"):
+        programs = self.inductor_meta.get("launch_plan", {}).get("num_programs")
+        if programs and not options.get("warm_cache_only"):
             (result,) = self.compile_results
             kernel = result.kernel
             kernels.append([kernel.n_spills * 4, kernel.n_regs, result.config.num_warps])
 
     def deciding(contiguous: Any, other: Any, absorbs: bool) -> str | None:
         why = why_spills(contiguous, other, absorbs)
-        ops = spills.operations(contiguous, other)
-        cost, split = spills.predicted_row_split(contiguous, other, ops)
-        found = spills.predicted(split, contiguous, ops)
+        plan = MixOrderPlan.of(contiguous, other)
+        cost, split, found = plan.cost, plan.split, plan.registers
         made: dict[str, Any] = {"refused": why is not None, "reload": split.reload}
         made |= {"apart": cost.apart, "lacks": round(min(each.excess for each in found), 1)}
         itemsizes = spills.shared_itemsizes(contiguous, other)
         if not absorbs and itemsizes:
             if cost.apart:
                 itemsizes = [max(4, size) for size in itemsizes]
-            configs = spills.launch_configs(split)
+            configs = launch_configs(split)
             spilled = min(
                 spills.spilled_bytes(each, launch) / launch.xblock
                 for each, launch in zip(found, configs, strict=True)

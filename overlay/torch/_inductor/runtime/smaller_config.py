@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Optional, TYPE_CHECKING
 
+from .launch_plan import LaunchPlan
 from .triton_compat import OutOfResources, PTXASError
 
 
@@ -42,7 +43,7 @@ def smaller_config(config: Config, inductor_meta: dict[str, Any]) -> Optional[Co
 
 def fewer_rows(config: Config, inductor_meta: dict[str, Any]) -> Optional[Config]:
     """``config`` with half the rows; None for a row, and for another kernel's."""
-    if "row_split" not in inductor_meta:
+    if not LaunchPlan.of(inductor_meta).num_programs:
         return None
     one_stage = copy.copy(config)
     one_stage.kwargs = {**config.kwargs, "NUM_STAGES": 1}

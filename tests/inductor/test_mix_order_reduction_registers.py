@@ -1,12 +1,17 @@
 # Owner(s): ["module: inductor"]
+"""Registers of a mix-order kernel: what is predicted, what it is compiled with."""
 
+import contextlib
 import dataclasses
 import logging
-from unittest.mock import patch
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import metrics, mix_order_spills
+from torch._inductor import metrics, mix_order_plan, mix_order_spills
+from torch._inductor.choices import InductorChoices
+from torch._inductor.mix_order_plan import launch_configs
 from torch._inductor.mix_order_pressure import (
     Demand,
     LaunchConfig,
@@ -15,9 +20,13 @@ from torch._inductor.mix_order_pressure import (
     pressure,
 )
 from torch._inductor.mix_order_trace import Op, Trace, Width
+from torch._inductor.runtime.registers import all_registers
+from torch._inductor.runtime.triton_compat import Config, OutOfResources, PTXASError
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.scheduler import MixOrderReduction, Scheduler
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -25,17 +34,217 @@ from torch.testing._internal.common_utils import (
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
 
-DEBUG = "triton.mix_order_reduction_debug"
-MAX_READS = "triton.mix_order_reduction_max_reads"
-FUSE = {
-    "triton.mix_order_reduction": True,
-    "triton.mix_order_reduction_non_strict_mode": True,
+try:
+    from .test_mix_order_reduction_utils import (
+        centered_and_sums,
+        DEBUG,
+        FUSE,
+        FUSE_ALL,
+        MAX_READS,
+        MixOrderTestCase,
+        nvidia_only,
+        randn,
+        rms_norm_args,
+        rms_norm_backward,
+    )
+except ImportError:
+    from test_mix_order_reduction_utils import (
+        centered_and_sums,
+        DEBUG,
+        FUSE,
+        FUSE_ALL,
+        MAX_READS,
+        MixOrderTestCase,
+        nvidia_only,
+        randn,
+        rms_norm_args,
+        rms_norm_backward,
+    )
+
+
+# A smaller configuration where one does not fit, or spills
+
+
+class LoadedKernel:
+    """A compiled kernel that is loaded if its configuration fits."""
+
+    def __init__(self, config, fits, spills):
+        self.config = config
+        self.fits = fits
+        self.spills = spills
+
+    def make_launcher(self):
+        if not self.fits(self.config.kwargs):
+            raise OutOfResources(300 * 1024, 227 * 1024, "shared memory")
+        return SimpleNamespace(
+            config=self.config, n_spills=self.spills(self.config.kwargs)
+        )
+
+
+@instantiate_parametrized_tests
+class SmallerConfigLaunchersTest(TestCase):
+    """A kernel is compiled again, smaller, when it does not fit, or spills."""
+
+    def launcher(
+        self,
+        fits=lambda kwargs: True,
+        row_split=True,
+        assembles=None,
+        spills=lambda kwargs: 0,
+        **kwargs,
+    ):
+        """The configuration that is launched, and all that were compiled, in order."""
+        compiled = []
+        meta = {"tma_min_block_sizes": kwargs.pop("least", {})}
+        plan = {"launch_plan": {"num_programs": 132}}
+
+        def compiles(config):
+            compiled.append((config.kwargs["XBLOCK"], config.kwargs["NUM_STAGES"]))
+            if len(compiled) > 1 and assembles and not assembles(config.kwargs):
+                raise PTXASError("too much shared data")
+            return LoadedKernel(config, fits, spills)
+
+        autotuner = MagicMock(
+            spec=CachingAutotuner,
+            launchers=[],
+            inductor_meta={**plan, **meta} if row_split else meta,
+            triton_meta={"device": 0},
+            fn=SimpleNamespace(fn=None),
+            _precompile_config=compiles,
+            _reload_kernel=lambda: SimpleNamespace(fn=SimpleNamespace(fn=compiles)),
+        )
+        autotuner._make_launchers = lambda: CachingAutotuner._make_launchers(autotuner)
+        autotuner.compile_results = [compiles(Config(kwargs, num_warps=8))]
+        with patch(
+            "torch._dynamo.device_interface.DeviceGuard",
+            lambda *args: contextlib.nullcontext(),
+        ):
+            autotuner._make_launchers()
+        (launched,) = autotuner.launchers
+        self.assertEqual(launched.config.num_warps, 8)
+        (result,) = autotuner.compile_results
+        self.assertIs(result.config, launched.config)
+        return launched.config.kwargs, compiled
+
+    def smaller(self, fits, **kwargs):
+        """The same, of a kernel that has a configuration that fits."""
+        try:
+            return self.launcher(fits, **kwargs)
+        except (RuntimeError, PTXASError) as error:
+            self.fail(f"none is launched: {error}")
+
+    def test_fits(self):
+        _, compiled = self.launcher(lambda kwargs: True, XBLOCK=2, NUM_STAGES=3)
+        self.assertEqual(compiled, [(2, 3)])
+
+    def test_a_stage_less(self):
+        kwargs, compiled = self.smaller(
+            lambda kwargs: kwargs["NUM_STAGES"] < 3, XBLOCK=2, NUM_STAGES=4
+        )
+        self.assertEqual(compiled, [(2, 4), (2, 3), (2, 2)])
+        self.assertEqual(kwargs, {"XBLOCK": 2, "NUM_STAGES": 2})
+
+    def test_fewer_rows(self):
+        _, compiled = self.smaller(
+            lambda kwargs: kwargs["XBLOCK"] == 1, XBLOCK=4, NUM_STAGES=2
+        )
+        self.assertEqual(compiled, [(4, 2), (4, 1), (2, 1), (1, 1)])
+
+    def test_one_that_is_not_assembled(self):
+        kwargs, _ = self.smaller(
+            lambda kwargs: kwargs["NUM_STAGES"] < 4,
+            assembles=lambda kwargs: kwargs["NUM_STAGES"] != 3,
+            XBLOCK=2,
+            NUM_STAGES=4,
+        )
+        self.assertEqual(kwargs, {"XBLOCK": 2, "NUM_STAGES": 2})
+
+    def test_none_that_is_assembled(self):
+        with self.assertRaisesRegex(RuntimeError, "No valid triton configs. PTXASError"):
+            self.launcher(
+                lambda kwargs: False,
+                assembles=lambda kwargs: False,
+                XBLOCK=2,
+                NUM_STAGES=2,
+            )
+
+    def test_rows_that_a_tensor_descriptor_needs(self):
+        _, compiled = self.smaller(
+            lambda kwargs: kwargs["NUM_STAGES"] == 1, XBLOCK=4, NUM_STAGES=2
+        )
+        self.assertEqual(compiled, [(4, 2), (4, 1)])
+        with self.assertRaisesRegex(RuntimeError, "shared memory"):
+            self.launcher(
+                lambda kwargs: kwargs["XBLOCK"] < 4,
+                least={"XBLOCK": 4},
+                XBLOCK=4,
+                NUM_STAGES=2,
+            )
+
+    @parametrize("spilled", (0, 1, 4, 7))
+    def test_fewer_rows_that_spill_less(self, spilled):
+        kwargs, compiled = self.launcher(
+            spills=lambda kwargs: spilled if kwargs["XBLOCK"] == 2 else 4,
+            XBLOCK=4,
+            NUM_STAGES=3,
+        )
+        launched = 2 if spilled < 4 else 4
+        self.assertEqual(kwargs, {"XBLOCK": launched, "NUM_STAGES": 3})
+        self.assertEqual(compiled, [(4, 3), (2, 3)])
+
+    @parametrize("what", ("a_row", "no_spills", "another_kernel", "a_descriptor"))
+    def test_no_fewer_rows(self, what):
+        rows = 1 if what == "a_row" else 4
+        _, compiled = self.launcher(
+            spills=lambda kwargs: what != "no_spills",
+            row_split=what != "another_kernel",
+            least={"XBLOCK": 4} if what == "a_descriptor" else {},
+            XBLOCK=rows,
+            NUM_STAGES=3,
+        )
+        self.assertEqual(compiled, [(rows, 3)])
+
+    def test_fewer_rows_that_are_not_assembled(self):
+        kwargs, _ = self.launcher(
+            spills=lambda kwargs: 4,
+            assembles=lambda kwargs: False,
+            XBLOCK=4,
+            NUM_STAGES=3,
+        )
+        self.assertEqual(kwargs, {"XBLOCK": 4, "NUM_STAGES": 3})
+
+    def test_nothing_fits(self):
+        with self.assertRaisesRegex(RuntimeError, "shared memory"):
+            self.launcher(lambda kwargs: False, XBLOCK=2, NUM_STAGES=2)
+
+    def test_other_kernels(self):
+        with self.assertRaisesRegex(RuntimeError, "shared memory"):
+            self.launcher(lambda kwargs: False, False, XBLOCK=2, NUM_STAGES=2)
+
+
+class StagesWithoutEnd(InductorChoices):
+    """A model that takes shared memory to be without end."""
+
+    @staticmethod
+    def mix_order_row_split(*args):
+        split = InductorChoices.mix_order_row_split(*args)
+        return dataclasses.replace(split, xblock=2, num_stages=16)
+
+
+class SmallerConfigKernelTest(MixOrderTestCase):
+    def test_too_many_stages(self):
+        with V.set_choices_handler(StagesWithoutEnd()):
+            self.check(rms_norm_backward, *rms_norm_args(1030, 4096))
+
+
+# The register model
+
+
+FUSE_ANY_SPLIT = {
+    **FUSE,
     "triton.mix_order_reduction_split_size": None,
     "triton.mix_order_reduction_autotune_split_size": False,
     MAX_READS: None,
-    "deterministic": False,
-    "max_autotune": False,
-    "coordinate_descent_tuning": False,
 }
 EIGHT_WARPS = LaunchConfig(xblock=1, num_warps=8)
 RELOAD = LaunchConfig(xblock=1, num_warps=8, reload=True)
@@ -58,7 +267,7 @@ def norm_backward(partials=1, tiles=0, rows=0):
 
 
 @instantiate_parametrized_tests
-class ModelTest(TestCase):
+class PressureModelTest(TestCase):
     """The pure function: from operations, columns and configuration to registers."""
 
     @parametrize(
@@ -349,7 +558,7 @@ class TraceTest(TestCase):
             return fuse_nodes(scheduler, nodes)
 
         with (
-            inductor_config.patch({**FUSE, **options}),
+            inductor_config.patch({**FUSE_ANY_SPLIT, **options}),
             patch.object(Scheduler, "fuse_nodes", fusing),
         ):
             torch.compile(f)(*args)
@@ -405,7 +614,7 @@ class TraceTest(TestCase):
 
 
 @instantiate_parametrized_tests
-class PolicyTest(TestCase):
+class PressurePolicyTest(TestCase):
     """What the prediction refuses, and what it lets pass."""
 
     def setUp(self):
@@ -414,7 +623,7 @@ class PolicyTest(TestCase):
 
     def run_with(self, f, *args, **options):
         expect = f(*args)
-        with inductor_config.patch({**FUSE, **options}):
+        with inductor_config.patch({**FUSE_ANY_SPLIT, **options}):
             actual, (code,) = run_and_get_code(torch.compile(f), *args)
         for act, ref in zip(actual, expect):
             scale = ref.abs().max().item()
@@ -460,7 +669,7 @@ class PolicyTest(TestCase):
 
         args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(2)]
         lacking = Pressure(255 + excess, 255)
-        with patch.object(mix_order_spills, "pressure", lambda *args: lacking):
+        with patch.object(mix_order_plan, "pressure", lambda *args: lacking):
             partials = self.run_with(one if shared == 1 else both, *args)
         self.assertEqual(partials, fused)
 
@@ -488,6 +697,20 @@ class PolicyTest(TestCase):
         self.assertEqual(metrics.generated_kernel_count, 2)
         self.assertEqual(metrics.rejected_mix_order_reduction_fusion, 0)
 
+    def test_a_plan_is_made_once(self):
+        of, same = mix_order_plan.MixOrderPlan.of.__func__, []
+
+        def watched(cls, *args, **options):
+            plan = of(cls, *args, **options)
+            same.append(of(cls, *args, **options) is plan)
+            return plan
+
+        args = [torch.randn(40, 96, device=GPU_TYPE) for _ in range(2)]
+        with patch.object(mix_order_plan.MixOrderPlan, "of", classmethod(watched)):
+            self.run_with(lambda x, t: (x.sum(0), x.sum(1, keepdim=True) * t), *args)
+        self.assertGreater(len(same), 1)  # legality and codegen
+        self.assertTrue(all(same))
+
     def test_epilogue_counts_before_it_is_absorbed(self):
         # without the output that is made of the row's sum the rows would be read twice
         asked = []
@@ -507,7 +730,7 @@ class PolicyTest(TestCase):
         for arg in args:
             torch._dynamo.mark_dynamic(arg, 0)
         compiled = torch.compile(self.beside)
-        with inductor_config.patch(FUSE):
+        with inductor_config.patch(FUSE_ANY_SPLIT):
             compiled(*args)
             self.assertGreater(metrics.rejected_mix_order_reduction_fusion, 0)
             more = [torch.randn(50, 8192, device=GPU_TYPE) for _ in range(18)]
@@ -523,6 +746,203 @@ class PolicyTest(TestCase):
             self.run_with(self.beside, *args)
         said = "\n".join(logged.output)
         self.assertRegex(said, r"needs \d+ registers a thread of 255")
+
+
+# All registers of a multiprocessor
+
+
+# or all kernels are compiled with as many as there are
+NOT_SHARED = {**FUSE_ALL, DEBUG: {"share_registers": False}}
+
+
+@instantiate_parametrized_tests
+class AllRegistersOptionsTest(TestCase):
+    """What a kernel is compiled with."""
+
+    def maxnreg(self, num_warps, plan=None, registers=65536, device="cuda"):
+        meta = {"num_warps": num_warps, "num_stages": 1, "debug": False}
+        autotuner = MagicMock(
+            spec=CachingAutotuner,
+            inductor_meta={} if plan is None else {"launch_plan": plan},
+            device_props=SimpleNamespace(
+                type=device, regs_per_multiprocessor=registers
+            ),
+        )
+        options = CachingAutotuner._create_compile_options(
+            autotuner, Config({}, num_warps=num_warps), meta
+        )
+        return options.get("maxnreg")
+
+    @parametrize("num_warps,registers", ((4, 255), (8, 255), (16, 128), (32, 64)))
+    def test_all_registers(self, num_warps, registers):
+        plan = {"sharing_programs": 1}
+        self.assertEqual(self.maxnreg(num_warps, plan), registers)
+
+    def test_fewer_in_a_multiprocessor(self):
+        plan = {"sharing_programs": 1}
+        self.assertEqual(self.maxnreg(16, plan, registers=32768), 64)
+
+    @parametrize("plan", (None, {}, {"sharing_programs": 0}))
+    def test_other_kernels(self, plan):
+        self.assertIsNone(self.maxnreg(8, plan))
+
+    def test_what_the_device_does_not_say(self):
+        self.assertIsNone(self.maxnreg(8, {"sharing_programs": 1}, registers=None))
+
+    def test_another_compiler(self):
+        self.assertIsNone(self.maxnreg(8, {"sharing_programs": 1}, device="hip"))
+
+
+@nvidia_only
+@instantiate_parametrized_tests
+class AllRegistersKernelTest(MixOrderTestCase):
+    """Which kernels are compiled with all registers."""
+
+    fuse = NOT_SHARED
+
+    def asks(self, columns, **options):
+        args = rms_norm_args(1030, columns, torch.bfloat16)
+        code = self.generate(rms_norm_backward, *args, **options)
+        before, _ = self.kernel(code)
+        self.assertIn("'launch_plan': {'num_programs': ", before)
+        return "'sharing_programs': 1," in before
+
+    def test_rows_loaded_again(self):
+        self.assertTrue(self.asks(16384))
+
+    # Of 4096 columns a program has a multiprocessor to itself, as of 6401, whose rows begin
+    # anywhere; of 1024 there are others.
+    @parametrize(
+        "columns,lacking,asked",
+        ((4096, 0, False), (4096, 1, True), (6401, 1, True), (1024, 1, False)),
+    )
+    def test_rows_loaded_once(self, columns, lacking, asked):
+        predicted = Pressure(255 + lacking, 255)
+        with patch.object(mix_order_plan, "pressure", lambda *args: predicted):
+            self.assertEqual(self.asks(columns), asked)
+
+    def test_what_is_not_predicted(self):
+        options = {DEBUG: {"share_registers": False, "register_pressure": False}}
+        lacking = Pressure(256, 255)
+        with patch.object(mix_order_plan, "pressure", lambda *args: lacking):
+            self.assertFalse(self.asks(4096, **options))
+
+    def test_knob(self):
+        options = {DEBUG: {"share_registers": False, "all_registers": False}}
+        self.assertFalse(self.asks(16384, **options))
+
+
+# A share of the registers
+
+
+@instantiate_parametrized_tests
+class ShareRegistersShareTest(TestCase):
+    """Registers of a thread, where several programs share a multiprocessor."""
+
+    @parametrize(
+        "programs,num_warps,registers",
+        ((1, 8, 255), (4, 2, 255), (3, 4, 168), (2, 8, 128), (8, 4, 64), (16, 4, 32)),
+    )
+    def test_share(self, programs, num_warps, registers):
+        self.assertEqual(all_registers(65536, num_warps, programs), registers)
+        self.assertLessEqual(programs * num_warps * 32 * registers, 65536)
+
+    def test_least(self):
+        # ptxas refuses 0, which would be these programs' share
+        self.assertEqual(all_registers(65536, 32, 16), 24)
+
+    def test_prediction(self):
+        for sharing, limit in ((1, 255), (2, 128), (4, 64)):
+            launch = LaunchConfig(xblock=2, num_warps=8, sharing=sharing)
+            self.assertEqual(pressure((), 2050, launch).limit, limit)
+
+    @parametrize("all_registers,limit", ((True, 64), (False, 255)))
+    def test_prediction_of_a_row_split(self, all_registers, limit):
+        split = SimpleNamespace(
+            programs_per_sm=4,
+            all_registers=all_registers,
+            reload=False,
+            hoist=True,
+            accumulate_tiles=False,
+            drop_padding=False,
+            launch_plan=lambda: SimpleNamespace(row_tiles=[(2, 8, 1)]),
+        )
+        (launch,) = launch_configs(split)
+        self.assertEqual((launch.xblock, launch.num_warps), (2, 8))
+        self.assertEqual(pressure((), 2050, launch).limit, limit)
+
+
+@nvidia_only
+@instantiate_parametrized_tests
+class ShareRegistersKernelTest(MixOrderTestCase):
+    """Which kernels are compiled with a share of the registers."""
+
+    fuse = FUSE_ALL
+
+    def sharing(self, f, *args, **options):
+        """Programs that share registers, of the one mix-order kernel."""
+        return self.row_split(self.generate(f, *args, **options)).get("sharing_programs", 0)
+
+    @parametrize("columns,programs", ((97, 16), (333, 16), (1001, 4)))
+    def test_several_programs(self, columns, programs):
+        args = rms_norm_args(20000, columns, torch.bfloat16)
+        self.assertEqual(self.sharing(rms_norm_backward, *args), programs)
+
+    @parametrize(
+        "dtype,columns,programs",
+        (
+            (torch.bfloat16, 384, 4),
+            (torch.bfloat16, 2048, 4),
+            (torch.bfloat16, 4096, 1),
+            (torch.float32, 1024, 2),
+        ),
+    )
+    def test_rows_copied_ahead(self, dtype, columns, programs):
+        args = rms_norm_args(20000, columns, dtype)
+        self.assertEqual(self.sharing(rms_norm_backward, *args), programs)
+
+    def test_accumulated_tiles(self):
+        # three programs of four warps, which may need more than they have together
+        xs = [randn(20000, 256, dtype=torch.bfloat16) for _ in range(7)]
+        before, _ = self.kernel(self.generate(centered_and_sums, *xs))
+        self.assertIn("tl.full([XBLOCK, R0_BLOCK]", before)
+        self.assertEqual(self.sharing(centered_and_sums, *xs), 0)
+
+    @parametrize("columns", (256, 257))
+    def test_values_of_8_bytes(self, columns):
+        # sums of integers, whose tiles take twice the registers that are counted
+        def f(x, y):
+            z = x * 3 + y
+            return z.sum(0), z.sum(-1), (x * y).sum(0)
+
+        x, y = (torch.ones(65536, columns, dtype=torch.int8, device=GPU_TYPE),) * 2
+        self.assertEqual(self.sharing(f, x, y.clone()), 0)
+
+    @parametrize("columns", (6401, 16384))
+    def test_one_program(self, columns):
+        args = rms_norm_args(20000, columns, torch.bfloat16)
+        self.assertEqual(self.sharing(rms_norm_backward, *args), 1)
+
+    def test_sums(self):
+        def f(x):
+            return x.sum(0), x.sum(-1)
+
+        self.assertEqual(self.sharing(f, randn(20000, 1001, dtype=torch.bfloat16)), 8)
+
+    def test_no_more_than_their_registers(self):
+        # accumulators and tiles do not fit in a half of the registers
+        xs = [randn(20000, 2801, dtype=torch.bfloat16) for _ in range(5)]
+        self.assertEqual(self.sharing(centered_and_sums, *xs), 1)
+
+    @parametrize("columns", (1001, 1024, 4096, 6401))
+    def test_knob(self, columns):
+        args = rms_norm_args(20000, columns, torch.bfloat16)
+        off = {DEBUG: {"share_registers": False}}
+        self.assertEqual(self.sharing(rms_norm_backward, *args, **off), 0)
+
+    @parametrize("columns", (97, 384, 1001))
+    def test_result(self, columns):
+        self.check(rms_norm_backward, *rms_norm_args(1030, columns, torch.bfloat16))
 
 
 if __name__ == "__main__":

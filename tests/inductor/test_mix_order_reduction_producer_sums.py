@@ -1,4 +1,5 @@
 # Owner(s): ["module: inductor"]
+"""Sums over rows in the kernel that writes the tensor."""
 
 import dataclasses
 import re
@@ -23,8 +24,8 @@ from torch._inductor.mix_order_producer_sum_cost import (
     ProducerSum,
     why_not_producer_sum,
 )
-from torch._inductor.mix_order_row_split import row_split, RowCost
-from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.mix_order_row_cost import RowCost
+from torch._inductor.mix_order_row_split import row_split
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -34,16 +35,21 @@ from torch.testing._internal.common_utils import (
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 
+
 try:
     from .test_mix_order_reduction_utils import (
+        device_properties,
         FUSE_ALL,
+        MAX_READS,
         MixOrderTestCase,
         nvidia_only,
         randn,
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
+        device_properties,
         FUSE_ALL,
+        MAX_READS,
         MixOrderTestCase,
         nvidia_only,
         randn,
@@ -51,7 +57,6 @@ except ImportError:
 
 
 KNOB = "triton.mix_order_reduction_producer_sums"
-MAX_READS = "triton.mix_order_reduction_max_reads"
 OPTIONS = {
     **FUSE_ALL,
     KNOB: True,
@@ -152,7 +157,7 @@ COLUMN_ORDERS = {
 }
 
 
-class TestBase(MixOrderTestCase):
+class ProducerSumTestBase(MixOrderTestCase):
     fuse = OPTIONS
     ulps = 4
 
@@ -180,7 +185,7 @@ class TestBase(MixOrderTestCase):
 
 
 @instantiate_parametrized_tests
-class AttachTest(TestBase):
+class AttachTest(ProducerSumTestBase):
     """What a mix-order kernel writes is summed in it."""
 
     @parametrize("split_reductions", (False, True))
@@ -372,7 +377,7 @@ class AttachTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class StoredValueTest(TestBase):
+class StoredValueTest(ProducerSumTestBase):
     """What is summed is what was stored."""
 
     @parametrize("dtype", (torch.float16, torch.bfloat16))
@@ -402,7 +407,7 @@ class StoredValueTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class RowProducerTest(TestBase):
+class RowProducerTest(ProducerSumTestBase):
     """A kernel that reduces rows alone becomes a mix-order kernel."""
 
     @parametrize("split_reductions", (False, True))
@@ -463,7 +468,7 @@ class RowProducerTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class PointwiseProducerTest(TestBase):
+class PointwiseProducerTest(ProducerSumTestBase):
     """A kernel that reduces nothing becomes a mix-order kernel, too."""
 
     @parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -593,7 +598,7 @@ class PointwiseProducerTest(TestBase):
 
 @nvidia_only
 @instantiate_parametrized_tests
-class CppWrapperTest(TestBase):
+class ProducerSumCppWrapperTest(ProducerSumTestBase):
     """A kernel that the C++ wrapper calls has the sums of what it writes, too."""
 
     @parametrize(
@@ -611,7 +616,7 @@ class CppWrapperTest(TestBase):
 
 
 @instantiate_parametrized_tests
-class DeclineTest(TestBase):
+class DeclineTest(ProducerSumTestBase):
     """Where a consumer does not reduce what the kernel holds, nothing is attached."""
 
     @parametrize("consumer", tuple(CONSUMERS))
@@ -731,10 +736,10 @@ class DeclineTest(TestBase):
         self.compare(f, actual, args)
 
 
-class ModelTest(TestCase):
+class ProducerSumModelTest(TestCase):
     """When it pays, as a function of costs."""
 
-    H200 = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90)
+    H200 = device_properties()
     ROW = RowCost(
         columns=768,
         rnumel=1024,
@@ -897,7 +902,7 @@ class ModelTest(TestCase):
 
 
 @instantiate_parametrized_tests
-class SlotsTest(TestBase):
+class SlotsTest(ProducerSumTestBase):
     """How many issue slots an element of a producer takes."""
 
     def slots(self, f, *args):

@@ -1,4 +1,5 @@
 # Owner(s): ["module: inductor"]
+"""Tiles of reductions along one dimension of several, and of what is repeated."""
 
 import ast
 import dataclasses
@@ -10,13 +11,10 @@ from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
+import torch.nn.functional as F
 from torch._inductor import block_reduction_order, metrics, repeated_tensor
 from torch._inductor.block_reduction_order import follow_writes, YFirstTile
-from torch._inductor.block_reduction_tile import (
-    Access,
-    BlockReductionTile,
-    choose_tile,
-)
+from torch._inductor.block_reduction_tile import Access, BlockReductionTile, choose_tile
 from torch._inductor.choices import InductorChoices
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
@@ -37,7 +35,15 @@ from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 from torch.utils._ordered_set import OrderedSet
 
 
-OPTIONS = {
+interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+on_a_gpu = unittest.skipIf(interpreted, "the interpreter runs no C++: needs a GPU")
+on_cuda = unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+
+
+# Block reductions
+
+
+TILED = {
     "triton.coalesce_tiling_analysis": True,
     "triton.prefer_nd_tiling": False,
     "triton.tile_reductions": False,
@@ -55,10 +61,6 @@ OPTIONS = {
 }
 
 
-interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-on_a_gpu = unittest.skipIf(interpreted, "the interpreter runs no C++: needs a GPU")
-
-
 def randn(*shape, dtype=torch.float32):
     return torch.randn(shape, device=GPU_TYPE).to(dtype)
 
@@ -74,7 +76,7 @@ def scale_other(x, block=32):
     return scale(x.t().contiguous(), block)
 
 
-class TestBase(TestCase):
+class BlockReductionTestBase(TestCase):
     def setUp(self):
         super().setUp()
         metrics.reset()
@@ -85,7 +87,7 @@ class TestBase(TestCase):
         stride and dtype, no further from eager in float64 than eager is, or ``ulps``.
         Returns the generated code.
         """
-        with inductor_config.patch({**OPTIONS, **options}):
+        with inductor_config.patch({**TILED, **options}):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         self.assertEqual(metrics.generated_kernel_count, kernels)
         expected = f(*args)
@@ -112,14 +114,12 @@ class TestBase(TestCase):
 
     def tile(self, code):
         """Blocks and warps of the one kernel that has a tile, or None."""
-        found = re.findall(
-            r"'block_reduction_tile': (\{.*?\}, 'num_warps': \d+\})", code
-        )
+        found = re.findall(r"'tile': (\(\{.*?\}, \d+\))", code)
         self.assertLessEqual(len(found), 1)
         if not found:
             return None
-        meta = ast.literal_eval(found[0])
-        return {**meta["blocks"], "num_warps": meta["num_warps"]}
+        blocks, num_warps = ast.literal_eval(found[0])
+        return {**blocks, "num_warps": num_warps}
 
     def alignment(self, code):
         """Bytes that the compiler may assume of the address of the first input."""
@@ -127,7 +127,7 @@ class TestBase(TestCase):
 
 
 @instantiate_parametrized_tests
-class TilingTest(TestBase):
+class BlockReductionTilingTest(BlockReductionTestBase):
     """What Inductor does with a block reduction over a transposed input, as it is."""
 
     @parametrize("shape", ((8192, 4096), (256, 64)))
@@ -211,7 +211,7 @@ def scale_batched(x):
 
 
 @instantiate_parametrized_tests
-class BlockReductionTileTest(TestBase):
+class BlockReductionTileTest(BlockReductionTestBase):
     """
     A persistent reduction that reads along one dimension and writes along another: a
     warp loads a line, a thread has its block to itself, stores are longer runs.
@@ -288,10 +288,7 @@ class BlockReductionTileTest(TestBase):
         device = DeviceProperties.create(torch.device(GPU_TYPE))
         meta = {
             "tiling_scores": {"y": 1, "x": 16, "r0_": 32},
-            "block_reduction_tile": {
-                "blocks": {"YBLOCK": 4, "XBLOCK": 64},
-                "num_warps": 4,
-            },
+            "launch_plan": {"tile": ({"YBLOCK": 4, "XBLOCK": 64}, 4)},
         }
         sizes = {"y": 256, "x": 4096, "r0_": 32}
         configs = [
@@ -303,7 +300,7 @@ class BlockReductionTileTest(TestBase):
             )
             for autotune in (False, True)
         ]
-        self.assertEqual(configs[0][0].kwargs, meta["block_reduction_tile"]["blocks"])
+        self.assertEqual(configs[0][0].kwargs, {"YBLOCK": 4, "XBLOCK": 64})
         self.assertEqual([len(c) for c in configs], [1, 5])
         self.assertEqual(configs[1][0], configs[0][0])
 
@@ -377,12 +374,12 @@ class ChooseTileTest(TestCase):
 
 
 @instantiate_parametrized_tests
-class ShortBlocksTest(TestBase):
+class ShortBlocksTest(BlockReductionTestBase):
     """Short blocks are tiled with what continues them in memory."""
 
     def hints(self, code):
         """Size hints of the kernel that has a tile."""
-        kernels = [k for k in code.split("async_compile.triton(") if "'block_red" in k]
+        kernels = [k for k in code.split("async_compile.triton(") if "'tile': (" in k]
         self.assertEqual(len(kernels), 1)
         return self.size_hints(kernels[0])
 
@@ -446,7 +443,7 @@ class ShortBlocksTest(TestBase):
             if 1 not in dims:
                 x = x[..., :64].contiguous()
                 torch._dynamo.mark_dynamic(x, 0)
-            with inductor_config.patch(OPTIONS):
+            with inductor_config.patch(TILED):
                 actual, code = run_and_get_code(compiled, x)
             for act, expect in zip(actual, f(x)):
                 self.assertEqual(act, expect)
@@ -496,7 +493,7 @@ NO_FOLLOW = mock.patch.object(
 
 
 @instantiate_parametrized_tests
-class FollowWritesTest(TestBase):
+class FollowWritesTest(BlockReductionTestBase):
     """
     The programs of a block reduction go along y, which continues the blocks in memory,
     and have twice as many columns of half types where there are many of them.
@@ -567,7 +564,7 @@ class FollowWritesTest(TestBase):
         for follow in (False, True, False):
             torch._dynamo.reset()
             # caches do not know of what is patched here
-            options = {**OPTIONS, "force_disable_caches": True}
+            options = {**TILED, "force_disable_caches": True}
             order = nullcontext() if follow else NO_FOLLOW
             with inductor_config.patch(options), ALL_WIDE, order:
                 results.append(torch.compile(scale_other)(x))
@@ -622,7 +619,7 @@ class FollowWritesTest(TestBase):
             x = randn(blocks, 32, n, dtype=torch.bfloat16)
             for dim in (0, 2):
                 torch._dynamo.mark_dynamic(x, dim)
-            with inductor_config.patch(OPTIONS):
+            with inductor_config.patch(TILED):
                 actual, code = run_and_get_code(compiled, x)
             reference = scale_blocks(x.double())
             for act, expect, ref in zip(actual, scale_blocks(x), reference):
@@ -694,9 +691,9 @@ class ChooseOrderTest(TestCase):
         device = DeviceProperties.create(torch.device(GPU_TYPE))
         for meta in ({"maxnreg": 80}, {}):
             options = triton_heuristics.CachingAutotuner._create_compile_options(
-                mock.Mock(device_props=device, inductor_meta={}),
+                mock.Mock(device_props=device, inductor_meta={"launch_plan": meta}),
                 mock.Mock(spec=["num_warps"]),
-                {"num_warps": 8, "num_stages": 1, "debug": False, **meta},
+                {"num_warps": 8, "num_stages": 1, "debug": False},
             )
             self.assertEqual(options.get("maxnreg"), meta.get("maxnreg"))
 
@@ -792,7 +789,7 @@ def tiling_row_values(tile=True):
 # repeats are copied by kernels of their own
 @mock.patch.object(repeated_tensor, "MAX_STORED_REPEATS", 1)
 @instantiate_parametrized_tests
-class RowValuesTest(TestBase):
+class RowValuesTest(BlockReductionTestBase):
     """Scattered values of rows are no reason for a dimension of a pointwise tile."""
 
     def inputs(self, shape, dtype):
@@ -823,7 +820,7 @@ class RowValuesTest(TestBase):
         results = []
         for tile in (False, True, False):
             torch._dynamo.reset()
-            options = {**OPTIONS, "force_disable_caches": True}
+            options = {**TILED, "force_disable_caches": True}
             with inductor_config.patch(options), tiling_row_values(tile):
                 (result,) = torch.compile(grouped_heads_first)(*inputs)
             results.append(result)
@@ -855,7 +852,7 @@ class RowValuesTest(TestBase):
     def test_dynamic(self, tile):
         torch._dynamo.reset()
         compiled = torch.compile(grouped_heads_first, fullgraph=True)
-        options = {**OPTIONS, "force_disable_caches": True}
+        options = {**TILED, "force_disable_caches": True}
         for tokens in (16, 24):
             inputs = self.inputs((8, tokens, 4, 32), torch.bfloat16)
             for tensor in inputs:
@@ -868,6 +865,121 @@ class RowValuesTest(TestBase):
             for code in codes:
                 hints = ["y", "x"] if tile else ["x"]
                 self.assertEqual(list(self.size_hints(code)), hints)
+
+
+# Repeats of an expanded tensor
+
+
+REPEATED = {"loop_ordering_after_fusion": True, "split_reductions": False}
+
+
+def repeated_heads_first(x, groups):
+    """[B, T, H, D] -> [B, H * groups, T, D]."""
+    return x.transpose(1, 2).repeat_interleave(groups, 1)
+
+
+def normed_keys(groups):
+    return lambda x: repeated_heads_first(F.rms_norm(x, x.shape[-1:]), groups)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class RepeatedTensorTest(TestCase):
+    def check(self, f, x, kernels, stores, dynamic=False, **options):
+        """Kernels of the code, and the stores of whole tensors in the last one."""
+        torch._dynamo.reset()
+        if dynamic:
+            torch._dynamo.mark_dynamic(x, 1)
+        with inductor_config.patch({**REPEATED, **options}):
+            compiled = torch.compile(f, fullgraph=True)
+            actual, code = run_and_get_code(compiled, x)
+        expect, exact = f(x), f(x.double())
+        self.assertEqual(actual.dtype, expect.dtype)
+        self.assertEqual(actual.shape, expect.shape)
+        self.assertEqual(actual.stride(), expect.stride())
+        error = (actual.double() - exact).norm()
+        ulp = torch.finfo(x.dtype).eps * exact.norm()
+        self.assertLessEqual(
+            error, torch.maximum(2 * (expect.double() - exact).norm(), ulp)
+        )
+        sources = re.findall(r"@triton\.jit\n(.*?)\n''', device_str", code[0], re.S)
+        self.assertEqual(len(sources), kernels)
+        self.assertEqual(len(re.findall(r"tl\.store\(out_ptr", sources[-1])), stores)
+        return code[0]
+
+    def keys(self, dtype=torch.bfloat16, shape=(2, 24, 3, 64)):
+        return torch.randn(shape, device=GPU_TYPE).to(dtype)
+
+    @parametrize("dtype", (torch.bfloat16, torch.float32))
+    @parametrize("groups", (2, 3, 8))
+    def test_norm(self, groups, dtype):
+        self.check(normed_keys(groups), self.keys(dtype), 1, groups)
+
+    def test_off(self):
+        with mock.patch.object(repeated_tensor, "MAX_STORED_REPEATS", 1):
+            self.check(normed_keys(2), self.keys(), 2, 1)
+
+    @parametrize("groups", (2, 8))
+    def test_no_norm(self, groups):
+        code = self.check(lambda x: repeated_heads_first(x, groups), self.keys(), 1, groups)
+        self.assertEqual(code.count("tl.load("), 1)
+
+    def test_dynamic_tokens(self):
+        self.check(normed_keys(2), self.keys(), 1, 2, dynamic=True)
+
+    def test_too_many_repeats(self):
+        self.check(normed_keys(9), self.keys(), 2, 1)
+
+    def test_matrix_product(self):
+        # takes it from memory, by way of views
+        def f(x):
+            keys = repeated_heads_first(x.relu(), 2)
+            return keys @ keys.transpose(-1, -2)
+
+        self.check(f, self.keys(torch.float32), 1, 2)
+
+    def test_custom_operator(self):
+        # is not known to be a fallback before it is lowered once
+        with torch.library._scoped_library("repeated_tensor", "FRAGMENT") as library:
+            library.define("double(Tensor x) -> Tensor")
+            library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+            double = torch.ops.repeated_tensor.double
+
+            def f(x):
+                return double(normed_keys(2)(x))
+
+            for _ in range(2):
+                self.check(f, self.keys(torch.float32), 1, 2)
+
+    def test_fused_with_what_uses_it(self):
+        # the repeats are never stored
+        self.check(lambda x: repeated_heads_first(x, 2) + 1, self.keys(), 1, 1)
+
+    def test_short_runs(self):
+        # of 16 elements of a half type, and of one
+        self.check(
+            lambda x: x.repeat_interleave(2, -2), self.keys(shape=(64, 2, 16)), 1, 1
+        )
+        self.check(lambda x: x.repeat_interleave(2, -1), self.keys(), 1, 1)
+
+    def test_runs_that_are_not_aligned(self):
+        self.check(
+            lambda x: x.repeat_interleave(2, 0), self.keys(shape=(8, 5, 33)), 1, 1
+        )
+
+    def test_two_dimensions(self):
+        def f(x):
+            return x[:, None, :, None].expand(-1, 2, -1, 2, -1).clone()
+
+        self.check(f, self.keys(shape=(4, 6, 64)), 1, 1)
+
+    def test_nothing_is_read(self):
+        # kernels of no common input would not be fused
+        def f(x):
+            rows = torch.arange(4, device=x.device, dtype=x.dtype)[:, None, None]
+            return rows.expand(4, 2, 64).clone()
+
+        self.check(f, self.keys(torch.float32, (4, 64)), 1, 1)
 
 
 if __name__ == "__main__":

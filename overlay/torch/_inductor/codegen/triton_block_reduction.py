@@ -1,0 +1,82 @@
+"""
+The Triton kernel of a reduction over blocks, with the tile that its coalescing analysis chose.
+
+It is persistent where there is such a tile; and a ``YFirstTile`` has its programs go along y,
+and only then along x.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Optional, TYPE_CHECKING
+
+from ..block_reduction_order import YFirstTile
+from ..runtime import triton_heuristics
+from ..utils import IndentedBuffer
+from ..vector_width import limit_alignment
+from ..virtualized import V
+from .triton import TritonKernel
+
+
+if TYPE_CHECKING:
+    from ..block_reduction_tile import BlockReductionTile
+    from .simd import IterationRangesRoot
+
+
+class BlockReductionKernel(TritonKernel):
+    @functools.cached_property
+    def block_reduction_tile(self) -> Optional[BlockReductionTile]:
+        return V.choices.block_reduction_tile(self.features, self.tiling)
+
+    @property
+    def y_first(self) -> bool:
+        return (
+            self.persistent_reduction
+            and not self.is_combo_kernel
+            and isinstance(self.block_reduction_tile, YFirstTile)
+        )
+
+    def should_use_persistent_reduction(self) -> bool:
+        if self.inside_reduction and self.block_reduction_tile is not None:
+            return True
+        return super().should_use_persistent_reduction()
+
+    def _get_grid_type(self) -> type[triton_heuristics.GridExpr]:
+        return triton_heuristics.YFirstGrid if self.y_first else super()._get_grid_type()
+
+    def iteration_ranges_get_pid(self, entry: IterationRangesRoot) -> str:
+        if not self.y_first:
+            return super().iteration_ranges_get_pid(entry)
+        op = {"y": "%", "x": "//"}[entry.prefix]
+        pid = f"(tl.program_id(0) {op} tl.cdiv(ynumel, YBLOCK))"
+        return pid if self.index_dtype == "tl.int32" else f"{pid}.to({self.index_dtype})"
+
+    def needs_yz_grid_overflow(self, entry: IterationRangesRoot) -> bool:
+        return not self.y_first and super().needs_yz_grid_overflow(entry)
+
+    def _has_constant_mask(self, tree: IterationRangesRoot) -> bool:
+        if super()._has_constant_mask(tree):
+            return True
+        # y is of an axis without a limit
+        return (
+            self.y_first
+            and self.optimize_mask
+            and tree.grid_dim == 1
+            and V.graph.sizevars.statically_known_multiple_of(
+                tree.numel, self.max_block(tree.prefix)
+            )
+        )
+
+    def codegen_prologue(self, code: IndentedBuffer) -> None:
+        super().codegen_prologue(code)
+        if self.persistent_reduction and self.inside_reduction:
+            self._add_meta()
+
+    def _add_meta(self) -> None:
+        tile = self.block_reduction_tile
+        triton_meta, inductor_meta = self.triton_meta, self.inductor_meta
+        if tile is None or triton_meta is None:
+            return
+        tile.launch_plan().add_to(inductor_meta)
+        _, _, signature, _ = self.args.python_argdefs()
+        limit_alignment(triton_meta["configs"][0], signature, tile.alignment)

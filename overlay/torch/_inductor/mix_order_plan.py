@@ -1,0 +1,240 @@
+"""
+What the mix-order kernel of a fusion candidate is: one plan, made of its nodes.
+
+- ``row_cost`` (``mix_order_row_cost``): what a row costs, from the nodes of both sides.
+- ``V.choices.mix_order_row_split``: the number of programs, and what each does at once. It
+  calls ``row_split`` (``mix_order_row_split``) for the tile, the warps, the stages, how rows
+  are loaded and how many programs an SM has, then ``fewer_programs``
+  (``mix_order_programs``), and can be overridden.
+- ``pressure`` (``mix_order_pressure``): the registers of a thread.
+
+Legality's last word (``mix_order_spills``), profit (``mix_order_profit``) and codegen ask for
+it; ``RowSplit.launch_plan`` is what travels to the runtime. What another GPU changes stands
+in ``device_model.py``: an instance an architecture, and a unit and a source each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any, Optional, TYPE_CHECKING
+
+import torch
+
+from . import config
+from .device_model import DeviceModel
+from .mix_order_accesses import domain
+from .mix_order_debug import debug_options
+from .mix_order_pressure import LaunchConfig, Pressure, pressure
+from .mix_order_row_cost import row_cost, RowCost
+from .mix_order_row_loop import RowSplit, splits_rows
+from .mix_order_trace import Op, Trace
+from .runtime.hints import DeviceProperties
+from .runtime.runtime_utils import next_power_of_2
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import sympy
+
+    from .scheduler import BaseSchedulerNode, SchedulerNode
+
+
+fusion_log = torch._logging.getArtifactLogger(__name__, "fusion")
+# Of the registers that a thread may have, those that a row of half types that is kept
+# must lack less than one that is loaded twice.
+KEPT_LACKING_LESS = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class MixOrderPlan:
+    """
+    The mix-order kernel of the nodes of two sides.
+
+    cost: of a row
+    split: the number of programs, and the rows, the warps, the stages and the loads of each
+    registers: of a thread, predicted for each configuration that the kernel would be launched
+        in; empty where rows are not kept
+    why: what was decided, and for what reason
+    """
+
+    cost: RowCost
+    split: RowSplit
+    registers: tuple[Pressure, ...]
+    why: str
+
+    @classmethod
+    def of(
+        cls,
+        contiguous: Sequence[SchedulerNode],
+        other: Sequence[SchedulerNode],
+        keeps_rows: bool = True,
+    ) -> MixOrderPlan:
+        """
+        Of a fusion candidate, whose rows are those that ``contiguous`` reduces. It is made
+        once, and again only where a node has other loops since.
+
+        Rows that do not fit in registers are kept, not loaded twice, where that is predicted
+        to lack no registers, or clearly fewer. ``keeps_rows`` is False for profit alone: its
+        estimates were fitted to programs that load such rows twice.
+        """
+        nodes = (*contiguous, *other)
+        plans = _plans.setdefault(contiguous[0].scheduler, {})
+        sides = (tuple(n.get_name() for n in side) for side in (contiguous, other))
+        key = (keeps_rows, *sides)
+        accesses = [node.read_writes for node in nodes]
+        known, plan = plans.get(key, ([], None))
+        if plan is None or any(a is not b for a, b in zip(known, accesses)):
+            plan = cls._make(contiguous, other, keeps_rows)
+            fusion_log.debug("mix-order plan of %s and %s: %s", *key[1:], plan)
+            plans[key] = accesses, plan
+        return plan
+
+    @classmethod
+    def _make(
+        cls,
+        contiguous: Sequence[SchedulerNode],
+        other: Sequence[SchedulerNode],
+        keeps_rows: bool,
+    ) -> MixOrderPlan:
+        rows, columns = reduced_numels(contiguous)
+        rblock = next_power_of_2(V.graph.sizevars.optimization_hint(columns))
+        cost = row_cost(contiguous, other, rows, columns, rblock)
+        device = DeviceProperties.create(contiguous[0].get_device())
+        split = V.choices.mix_order_row_split(cost, rows, device)
+        if not keeps_rows:
+            return cls(cost, split, (), "rows that do not fit are loaded twice")
+        ops = operations(contiguous, other)
+        found = predicted(split, contiguous, ops)
+        if not split.reload:
+            return cls(cost, split, tuple(found), "rows fit in registers, or nearly")
+        keeping = dataclasses.replace(cost, keeps_rows=True)
+        kept = V.choices.mix_order_row_split(keeping, rows, device)
+        if kept.reload:
+            return cls(cost, split, tuple(found), "rows are too long to be kept")
+        kept_found = predicted(kept, contiguous, ops)
+        kept_lacks, lacks = (
+            min(each.excess / each.limit for each in found_of)
+            for found_of in (kept_found, found)
+        )
+        why = f"lacks {kept_lacks:.2f} of the registers kept, and {lacks:.2f} loaded twice"
+        if kept_lacks > max(0, lacks - KEPT_LACKING_LESS):
+            return cls(cost, split, tuple(found), why)
+        return cls(keeping, kept, tuple(kept_found), why)
+
+    def __str__(self) -> str:
+        split = self.split
+        return (
+            f"{split.num_programs} programs of {split.num_warps} warps, {split.xblock} rows a "
+            f"tile, {split.num_stages} stages, rows loaded {'twice' if split.reload else 'once'}: "
+            f"{self.why}"
+        )
+
+    @property
+    def lacks_registers(self) -> bool:
+        """Whether a thread may need more than there are; one that loads rows twice has them."""
+        return not self.split.reload and any(each.excess for each in self.registers)
+
+
+# of the nodes of one graph, asked for many times while it is scheduled and generated
+_plans: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def with_pressure(
+    cost: RowCost,
+    contiguous: Sequence[SchedulerNode],
+    other: Sequence[SchedulerNode],
+) -> RowCost:
+    """
+    ``cost``, with whether the kernel of these nodes lacks registers; that of a kernel
+    that reduces no rows is not predicted.
+    """
+    if not predicts_registers(contiguous[0].get_device()) or not any(
+        node.is_reduction() for node in contiguous
+    ):
+        return cost
+    plan = MixOrderPlan.of(contiguous, partials(contiguous, other))
+    return dataclasses.replace(
+        cost, keeps_rows=plan.cost.keeps_rows, lacks_registers=plan.lacks_registers
+    )
+
+
+def reduced_numels(
+    contiguous: Sequence[BaseSchedulerNode],
+) -> tuple[sympy.Expr, sympy.Expr]:
+    """The rows, and the columns of each, that nodes of ``contiguous`` reduce."""
+    # a circle: scheduler imports this module in turn
+    from .scheduler import MixOrderReduction
+
+    reduction = next(node for node in contiguous if node.is_reduction())
+    return MixOrderReduction.get_numel_rnumel(reduction)
+
+
+def launch_configs(split: RowSplit) -> list[LaunchConfig]:
+    """What a kernel with ``split`` would be launched as, or autotuned over."""
+    configs = split.launch_plan().row_tiles
+    if not config.max_autotune and not config.max_autotune_pointwise:
+        configs = configs[:1]
+    return [
+        LaunchConfig(
+            xblock,
+            num_warps,
+            num_stages,
+            split.reload,
+            split.hoist,
+            split.accumulate_tiles,
+            debug_options().even_vectors,
+            split.programs_per_sm if split.all_registers else 1,
+            split.drop_padding,
+        )
+        for xblock, num_warps, num_stages in configs
+    ]
+
+
+def predicts_registers(device: Optional[torch.device]) -> bool:
+    """
+    Whether kernels for ``device`` are refused by their registers, which are predicted
+    for rows that are split over persistent programs alone.
+    """
+    return (
+        debug_options().register_pressure
+        and device is not None
+        and splits_rows(DeviceProperties.create(device))
+    )
+
+
+def partials(
+    contiguous: Sequence[BaseSchedulerNode], other: Sequence[SchedulerNode]
+) -> list[SchedulerNode]:
+    """
+    The reductions of ``other`` over the rows that ``contiguous`` reduce, without the
+    second layers of those that were split, which come after the kernel.
+    """
+    numels = tuple(reduced_numels(contiguous))
+    return [node for node in other if node.is_reduction() and domain(node) == numels]
+
+
+def operations(
+    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
+) -> tuple[Op, ...]:
+    """What the kernel of these nodes computes, in order."""
+    rows, _ = reduced_numels(contiguous)
+    return Trace.of(rows, contiguous, other)
+
+
+def predicted(
+    split: RowSplit, contiguous: Sequence[SchedulerNode], ops: Sequence[Op]
+) -> list[Pressure]:
+    """
+    Of the kernel that reduces the rows of ``contiguous`` and computes ``ops``, in each
+    configuration that it would be launched in.
+    """
+    _, columns = reduced_numels(contiguous)
+    device = DeviceModel.of(DeviceProperties.create(contiguous[0].get_device()))
+    columns = V.graph.sizevars.optimization_hint(columns)
+    return [
+        pressure(ops, columns, launch, device.registers_per_sm)
+        for launch in launch_configs(split)
+    ]

@@ -1,0 +1,774 @@
+# Owner(s): ["module: inductor"]
+"""Passes over the graph: sums by one-hot rows, matrices that are padded once."""
+
+import re
+import types
+import unittest
+import unittest.mock
+
+import torch
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.device_model import DeviceModel
+from torch._inductor.fx_passes import bucketed_sum
+from torch._inductor.fx_passes.bucketed_sum import Costs
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+
+
+INF, NAN = float("inf"), float("nan")
+aten = torch.ops.aten
+SIMPLIFY = "simplify_one_hot_sums"
+on_cuda = unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+
+
+# Sums of what is scattered into a constant
+
+
+ONE_HOT = {SIMPLIFY: True, "pattern_matcher": True, "split_reductions": False}
+ROWS, CLASSES = 30, 136
+
+
+def reductions(code):
+    """The kernels that reduce."""
+    heuristics = ("reduction", "persistent_reduction", "cooperative_reduction")
+    return sum(code.count(f"@triton_heuristics.{name}(") for name in heuristics)
+
+
+def logits_and_targets(dtype=torch.float32, shape=(ROWS, CLASSES), ignored=True):
+    logits = torch.randn(shape, device=GPU_TYPE).to(dtype)
+    size = (shape[0], *shape[2:])
+    targets = torch.randint(shape[1], size, device=GPU_TYPE)
+    if ignored:
+        targets.view(-1)[::5] = -100
+    return logits, targets
+
+
+def smoothed(logits, targets):
+    return F.cross_entropy(logits, targets, label_smoothing=0.1)
+
+
+def scattered(index, miss, hit, dtype):
+    """``hit`` at the indices of 21 rows of 40 columns, ``miss`` elsewhere."""
+    values = torch.full((21, 40), miss, dtype=dtype, device=index.device)
+    return values.scatter(1, index, hit)
+
+
+class OneHotSumTestCase(TestCase):
+    def assertNear(self, actual, expect, exact):
+        """
+        ``actual`` is as near ``exact`` as ``expect`` is, which is eager's, but for the last
+        bits of a sum over as many columns as there are here.
+        """
+        for attribute in ("dtype", "shape"):
+            self.assertEqual(getattr(actual, attribute), getattr(expect, attribute))
+        self.assertEqual(actual.stride(), expect.stride())
+        self.assertFalse(actual.isnan().any())
+        error = (actual.double() - exact).norm()
+        rounded = torch.finfo(actual.dtype).eps * exact.norm()
+        summed = 4 * torch.finfo(torch.float32).eps * exact.norm()
+        eager = 2 * (expect.double() - exact).norm()
+        self.assertLessEqual(error, max(eager, rounded, summed))
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class OneHotSumLossTest(OneHotSumTestCase):
+    """The backward of a cross entropy, by logits [rows, classes]."""
+
+    def check(self, loss, logits, targets, count=0, dynamic=(), **options):
+        """``count`` kernels of the backward reduce."""
+
+        def gradient(f, logits):
+            logits = logits.detach().requires_grad_()
+            for dim in dynamic:
+                torch._dynamo.mark_dynamic(logits, dim)
+            f(logits, targets).backward()
+            return logits.grad
+
+        torch._dynamo.reset()
+        if 0 in dynamic:
+            torch._dynamo.mark_dynamic(targets, 0)
+        with inductor_config.patch({**ONE_HOT, **options}):
+            compiled = torch.compile(loss, fullgraph=True)
+            actual, codes = run_and_get_code(gradient, compiled, logits)
+        self.assertEqual(len(codes), 2)
+        self.assertEqual(reductions(codes[1]), count)
+        self.assertNear(actual, gradient(loss, logits), gradient(loss, logits.double()))
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("reduction", ("sum", "none"))
+    def test_reduction(self, reduction, dtype):
+        def loss(x, y):
+            losses = F.cross_entropy(x, y, reduction=reduction, label_smoothing=0.1)
+            return losses.square().sum()
+
+        self.check(loss, *logits_and_targets(dtype))
+
+    @parametrize("on", (False, True))
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_mean(self, dtype, on):
+        # the number of targets that count is a sum too
+        count = 1 if on else 2
+        self.check(smoothed, *logits_and_targets(dtype), count, **{SIMPLIFY: on})
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_logits_in_single_precision(self, dtype):
+        def loss(x, y):
+            return smoothed(x.float(), y)
+
+        self.check(loss, *logits_and_targets(dtype), count=1)
+
+    @parametrize("ignore_index", (-100, 3, CLASSES + 7))
+    def test_ignore_index(self, ignore_index):
+        logits, targets = logits_and_targets(ignored=False)
+        targets[::3] = ignore_index
+
+        def loss(x, y):
+            return F.cross_entropy(
+                x, y, ignore_index=ignore_index, label_smoothing=0.1, reduction="sum"
+            )
+
+        self.check(loss, logits, targets)
+
+    def test_every_target_ignored(self):
+        logits, targets = logits_and_targets()
+
+        def loss(x, y):
+            return F.cross_entropy(x, y, reduction="sum", label_smoothing=0.1)
+
+        self.check(loss, logits, torch.full_like(targets, -100))
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_z_loss(self, dtype):
+        def loss(x, y):
+            return smoothed(x, y) + torch.logsumexp(x, -1).square().mean() / 100
+
+        self.check(loss, *logits_and_targets(dtype), count=1)
+
+    def test_images(self):
+        self.check(smoothed, *logits_and_targets(shape=(2, 37, 3, 5)), count=1)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_rows_that_are_not_vectors(self, dtype):
+        self.check(smoothed, *logits_and_targets(dtype, (ROWS, 131)), count=1)
+
+    @parametrize("dims", ((0,), (1,), (0, 1)))
+    def test_dynamic(self, dims):
+        def loss(x, y):
+            return F.cross_entropy(x, y, label_smoothing=0.1, reduction="sum")
+
+        self.check(loss, *logits_and_targets(), dynamic=dims)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("reduction", ("mean", "sum", "none"))
+    def test_targets_alone(self, reduction, dtype):
+        # elsewhere its row is zero
+        def loss(x, y):
+            return F.cross_entropy(x, y, reduction=reduction).sum()
+
+        self.check(loss, *logits_and_targets(dtype), count=1)
+
+    @parametrize("label_smoothing", (0.0, 0.1))
+    def test_weight(self, label_smoothing):
+        # elsewhere in its row an element has its class's weight
+        weight = torch.rand(CLASSES, device=GPU_TYPE)
+
+        def loss(x, y):
+            w = weight.to(x.dtype)
+            return F.cross_entropy(
+                x, y, weight=w, label_smoothing=label_smoothing, reduction="sum"
+            )
+
+        self.check(loss, *logits_and_targets(), count=1)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class OneHotSumSumTest(OneHotSumTestCase):
+    """Sums of what is scattered into a constant."""
+
+    def run_code(self, f, *args):
+        torch._dynamo.reset()
+        with inductor_config.patch(ONE_HOT):
+            compiled = torch.compile(f, fullgraph=True)
+            actual, (code,) = run_and_get_code(compiled, *args)
+        return actual, code
+
+    def check(self, f, *args, count=0):
+        actual, code = self.run_code(f, *args)
+        self.assertEqual(reductions(code), count)
+        exact = f(*(x.double() if x.is_floating_point() else x for x in args))
+        self.assertNear(actual, f(*args), exact)
+
+    def index(self):
+        """An index of 40 columns for each of 21 rows."""
+        return (torch.arange(21, device=GPU_TYPE) * 7 % 40)[:, None]
+
+    def scale(self, *shape):
+        return torch.rand(shape, device=GPU_TYPE) + 0.5
+
+    @parametrize("keepdim", (False, True))
+    @parametrize("hit", (0.0, -1.5))
+    def test_scaled(self, hit, keepdim):
+        def f(index, scale):
+            values = scattered(index, 0.25, hit, scale.dtype)
+            return (values * scale).sum(-1, keepdim=keepdim)
+
+        self.check(f, self.index(), self.scale(21, 1))
+
+    def test_integers(self):
+        def f(index, scale):
+            return (scattered(index, 2, 7, torch.int64) / scale).sum(-1)
+
+        self.check(f, self.index(), self.scale(21, 1))
+
+    def test_condition(self):
+        def f(index, left, right):
+            hits = scattered(index, False, True, torch.bool)
+            return torch.where(hits, left, -right).sum(-1)
+
+        self.check(f, self.index(), self.scale(21, 1), self.scale(21, 1))
+
+    def test_first_dimension(self):
+        def f(index, scale):
+            values = torch.full((40, 21), 0.25, dtype=scale.dtype, device=scale.device)
+            return (values.scatter(0, index, 0.75) * scale).sum(0)
+
+        self.check(f, self.index().T.contiguous(), self.scale(1, 21))
+
+    def test_rows_of_one_value(self):
+        def f(index):
+            return scattered(index, 0.25, 0.75, torch.float32).sum(-1)
+
+        self.check(f, self.index())
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_expanded_number(self, dtype):
+        # in two dimensions it takes part in the dtype of the product
+        def f(index, scale):
+            values = scattered(index, 0.25, 0.75, dtype)
+            return (values * scale.expand(21, 40)).sum(-1)
+
+        self.check(f, self.index(), self.scale())
+
+    def test_zero_elsewhere(self):
+        def product(index, scale):
+            return (scattered(index, 0, 0.75, scale.dtype) * scale).sum(-1)
+
+        def condition(index, scale):
+            hits = scattered(index, False, True, torch.bool)
+            return torch.where(hits, scale, 0).sum(-1)
+
+        def two_conditions(index, scale):
+            hits = scattered(index, False, True, torch.bool)
+            return torch.where(scale > 1, hits.to(scale.dtype), 0).sum(-1)
+
+        def quotient(index, scale):
+            hits = scattered(index, False, True, torch.bool)
+            return (-hits.to(scale.dtype) / scale).sum(-1)
+
+        def difference(index, scale):
+            hits = scattered(index, 0, 1, scale.dtype)
+            return (hits * scale - hits / scale).sum(-1)
+
+        for f in (product, condition, two_conditions, quotient, difference):
+            self.check(f, self.index(), self.scale(21, 1), count=1)
+
+    def test_zero_by_cancellation(self):
+        # is not known to be zero
+        def f(index, scale):
+            return ((scattered(index, 1, 3, scale.dtype) - 1) * scale).sum(-1)
+
+        self.check(f, self.index(), self.scale(21, 1))
+
+    def test_another_dimension(self):
+        def f(index, scale):
+            return (scattered(index, 0.25, 0.75, scale.dtype) * scale).sum(0)
+
+        self.check(f, self.index(), self.scale(21, 1), count=1)
+
+    @parametrize("dim", (None, (), (0, 1)))
+    def test_all_dimensions(self, dim):
+        def f(index, scale):
+            return torch.sum(scattered(index, 0.25, 0.75, scale.dtype) * scale, dim)
+
+        self.check(f, self.index(), self.scale(21, 1), count=1)
+
+    def test_norm(self):
+        # its sum is given None for dims
+        self.check(torch.linalg.vector_norm, self.scale(21, 40), count=1)
+
+    @parametrize("shape", ((21, 40), (40,)))
+    def test_rows_of_many_values(self, shape):
+        def f(index, x):
+            return (scattered(index, 0.25, 0.75, x.dtype) * x).sum(-1)
+
+        self.check(f, self.index(), self.scale(*shape), count=1)
+
+    def test_two_indices(self):
+        def f(index, other, scale):
+            left, right = (
+                scattered(x, 0.25, 0.75, scale.dtype) for x in (index, other)
+            )
+            return (left * scale + right).sum(-1)
+
+        args = self.index(), self.index().flip(0).contiguous(), self.scale(21, 1)
+        self.check(f, *args, count=1)
+
+    def test_several_indices_a_row(self):
+        def f(index, scale):
+            return (scattered(index, 0.25, 0.75, scale.dtype) * scale).sum(-1)
+
+        index = torch.cat((self.index(), 39 - self.index()), 1)
+        self.check(f, index, self.scale(21, 1), count=1)
+
+    def test_rows_without_an_index(self):
+        def f(index, scale):
+            return (scattered(index, 0.25, 0.75, scale.dtype) * scale).sum(-1)
+
+        self.check(f, self.index()[:20].clone(), self.scale(21, 1), count=1)
+
+    def test_no_columns(self):
+        def f(index, scale):
+            values = torch.full((0, 0), 0.25, device=scale.device)
+            return (values.scatter(1, index, 0.75) * scale.expand(0, 0)).sum(-1)
+
+        self.check(f, self.index()[:0], self.scale(0, 1))
+
+    @parametrize("columns", (1, 2))
+    def test_columns_that_may_be_one(self, columns):
+        # there is nothing else in the row, which would be infinite
+        def f(index, scale, x):
+            return (scale / torch.zeros_like(x).scatter(1, index, 0.5)).sum(-1)
+
+        x = torch.rand(21, columns, device=GPU_TYPE)
+        torch._dynamo.decorators.mark_unbacked(x, 1)
+        args = self.index() % columns, self.scale(21, 1), x
+        actual, _ = self.run_code(f, *args)
+        self.assertEqual(actual, f(*args))
+
+    @parametrize("inserted", (aten.scatter, aten.mul, aten.sum))
+    def test_nodes_of_another_pass(self, inserted):
+        # which has not said what their values are
+        class Forget(CustomGraphPass):
+            def __call__(self, graph):
+                for node in graph.nodes:
+                    if getattr(node.target, "overloadpacket", None) is inserted:
+                        node.meta.clear()
+
+            def uuid(self):
+                return str(inserted)
+
+        def f(index, scale):
+            return (scattered(index, 0.25, 0.75, scale.dtype) * scale).sum(-1)
+
+        with inductor_config.patch(joint_custom_pre_pass=Forget()):
+            self.check(f, self.index(), self.scale(21, 1), count=1)
+
+    @parametrize("value", (INF, -INF, NAN))
+    def test_special_values(self, value):
+        def f(index, scale):
+            return (scattered(index, 0.25, -0.5, scale.dtype) * scale).sum(-1)
+
+        scale = self.scale(21, 1)
+        scale[3] = scale[-1] = value
+        index = self.index()
+        actual, code = self.run_code(f, index, scale)
+        self.assertEqual(reductions(code), 0)
+        self.assertEqual(actual, f(index, scale), equal_nan=True)
+
+
+# Sums by few buckets
+
+
+BUCKETED = {SIMPLIFY: True, "pattern_matcher": True, "max_fusion_size": 64}
+# Of any number of adds, however long they take.
+ALWAYS = Costs(adds_of_a_launch=1, clocks_per_add=float("inf"))
+
+
+def bias(table, index, scores):
+    """``table`` [buckets, heads] by pairs of positions, added to [batch, heads, q, k]."""
+    return scores + F.embedding(index, table).permute(2, 0, 1).unsqueeze(0)
+
+
+def rows(table, index, values):
+    return values + F.embedding(index, table)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class BucketedSumTest(TestCase):
+    """The gradient of a table [buckets, columns]."""
+
+    costs = ALWAYS
+
+    def setUp(self):
+        super().setUp()
+        torch.manual_seed(0)
+        pays = bucketed_sum.pays
+        patched = unittest.mock.patch.object(
+            bucketed_sum, "pays", lambda scatter, device: pays(scatter, device, self.costs)
+        )
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def gradient(self, f, table, *args, grad=None):
+        table = table.detach().requires_grad_()
+        out = f(table, *args)
+        out.backward(torch.ones_like(out) if grad is None else grad.to(out.dtype))
+        return table.grad
+
+    def check(self, f, table, *args, sums=True, grad=None, dynamic=(), **options):
+        """The gradient is as near float64's as eager's is, and the same again."""
+        torch._dynamo.reset()
+        for x, dim in dynamic:
+            torch._dynamo.mark_dynamic(x, dim)
+        with inductor_config.patch({**BUCKETED, **options}):
+            compiled = torch.compile(f, fullgraph=True)
+            actual, codes = run_and_get_code(self.gradient, compiled, table, *args, grad=grad)
+            again = self.gradient(compiled, table, *args, grad=grad)
+        self.assertEqual("tl.atomic_add" in codes[-1], not sums)
+        expect = self.gradient(f, table, *args, grad=grad)
+        self.assertEqual(actual.dtype, expect.dtype)
+        self.assertEqual(actual.stride(), expect.stride())
+        if sums:
+            self.assertEqual(actual, again, rtol=0, atol=0, equal_nan=True)
+        if not actual.isfinite().all():
+            self.assertEqual(actual, expect, equal_nan=True)
+            return actual
+        self.compare(actual, expect, f, table, *args, grad=grad)
+        return actual
+
+    def compare(self, actual, expect, f, table, *args, grad):
+        """``actual`` is no further from float64's gradient than twice ``expect`` is."""
+        exact = self.gradient(
+            f,
+            table.double(),
+            *(x.double() if x.is_floating_point() else x for x in args),
+            grad=grad,
+        )
+        eps = torch.finfo(actual.dtype).eps
+        bound = max(2 * (expect - exact).norm().item(), 4 * eps * exact.norm().item())
+        self.assertLessEqual((actual - exact).norm().item(), bound)
+
+    def table(self, buckets=5, columns=3, dtype=torch.float32):
+        return torch.randn(buckets, columns, device=GPU_TYPE).to(dtype)
+
+    def index(self, *size, buckets=5, dtype=torch.int64):
+        return torch.randint(buckets, size, device=GPU_TYPE).to(dtype)
+
+    def randn(self, *size, dtype=torch.float32):
+        return torch.randn(size, device=GPU_TYPE).to(dtype)
+
+    @parametrize("on", (False, True))
+    def test_bias(self, on):
+        args = self.table(), self.index(32, 64), self.randn(2, 3, 32, 64)
+        grad = self.randn(2, 3, 32, 64)
+        self.check(bias, *args, grad=grad, sums=on, **{SIMPLIFY: on})
+
+    @parametrize("length", (31, 33, 40))
+    def test_bias_of_no_whole_chunks(self, length):
+        args = self.table(), self.index(length, 37), self.randn(2, 3, length, 37)
+        self.check(bias, *args, grad=self.randn(2, 3, length, 37))
+
+    @parametrize("length", (64, 91))
+    def test_rows(self, length):
+        args = self.table(2, 24), self.index(3, length, buckets=2), self.randn(3, length, 24)
+        self.check(rows, *args, grad=self.randn(3, length, 24))
+
+    @parametrize("dtype", (torch.int32, torch.int64))
+    def test_type_of_index(self, dtype):
+        args = self.table(), self.index(64, dtype=dtype), self.randn(64, 3)
+        self.check(rows, *args, grad=self.randn(64, 3))
+
+    @parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
+    def test_type(self, dtype):
+        args = self.table(dtype=dtype), self.index(130), self.randn(130, 3, dtype=dtype)
+        self.check(rows, *args, grad=self.randn(130, 3))
+
+    @parametrize("padding", (0, 4, -2))
+    def test_padding(self, padding):
+        def f(table, index, scores):
+            found = F.embedding(index, table, padding_idx=padding)
+            return scores + found.permute(2, 0, 1).unsqueeze(0)
+
+        args = self.table(), self.index(32, 64), self.randn(2, 3, 32, 64)
+        actual = self.check(f, *args, grad=self.randn(2, 3, 32, 64))
+        self.assertEqual(actual[padding].abs().max(), 0)
+
+    def test_scaled_by_frequency(self):
+        def f(table, index, values):
+            found = F.embedding(index, table, scale_grad_by_freq=True)
+            return values + found
+
+        # how often, which is counted in integers, is scattered as it was
+        args = self.table(), self.index(128), self.randn(128, 3)
+        self.check(f, *args, grad=self.randn(128, 3))
+
+    def test_indexed(self):
+        # as Swin has it
+        def f(table, index, scores):
+            found = table[index.view(-1)].view(*index.shape, -1)
+            return scores + found.permute(2, 0, 1).contiguous().unsqueeze(0)
+
+        args = self.table(), self.index(32, 64), self.randn(2, 3, 32, 64)
+        self.check(f, *args, grad=self.randn(2, 3, 32, 64))
+
+    def test_indexed_from_the_end(self):
+        def f(table, index, values):
+            return values + table[index]
+
+        args = self.table(), self.index(128) - 5, self.randn(128, 3)
+        self.check(f, *args, grad=self.randn(128, 3))
+
+    def test_vector(self):
+        def f(table, index, values):
+            return values + table[index]
+
+        args = self.randn(5), self.index(128), self.randn(128)
+        self.check(f, *args, grad=self.randn(128))
+
+    def test_empty_bucket(self):
+        args = self.table(), self.index(128, buckets=3), self.randn(128, 3)
+        actual = self.check(rows, *args, grad=self.randn(128, 3))
+        self.assertEqual(actual[3:].abs().max(), 0)
+
+    @parametrize("value", (INF, -INF, NAN))
+    def test_special_values(self, value):
+        index = torch.arange(128, device=GPU_TYPE) % 5
+        grad = self.randn(128, 3)
+        grad[7, 1] = value
+        actual = self.check(rows, self.table(), index, self.randn(128, 3), grad=grad)
+        self.assertEqual((~actual.isfinite()).sum(), 1)
+
+    def test_two_layers(self):
+        def f(table, index, scores):
+            found = F.embedding(index, table).permute(2, 0, 1).unsqueeze(0)
+            return ((scores + found).softmax(-1) + found).softmax(-1)
+
+        args = self.table(), self.index(32, 64), self.randn(2, 3, 32, 64)
+        self.check(f, *args, grad=self.randn(2, 3, 32, 64))
+
+    @parametrize("dim", (0, 1, 2))
+    def test_dynamic(self, dim):
+        scores, index = self.randn(2, 3, 32, 37), self.index(32, 37)
+        dynamic = [(scores, 0)] if dim == 0 else [(scores, 1 + dim), (index, dim - 1)]
+        grad = self.randn(2, 3, 32, 37)
+        self.check(bias, self.table(), index, scores, grad=grad, dynamic=dynamic)
+
+    def test_other_sizes_of_one_kernel(self):
+        compiled = torch.compile(bias, fullgraph=True, dynamic=True)
+        with inductor_config.patch(BUCKETED):
+            for q, k in ((32, 37), (16, 64), (45, 51)):
+                args = self.table(), self.index(q, k), self.randn(2, 3, q, k)
+                grad = self.randn(2, 3, q, k)
+                actual = self.gradient(compiled, *args, grad=grad)
+                expect = self.gradient(bias, *args, grad=grad)
+                self.compare(actual, expect, bias, *args, grad=grad)
+
+    def test_one_kernel_reads_once(self):
+        index, scores = self.index(64, 64, buckets=32), self.randn(1, 3, 64, 64)
+        table = self.table(32, 3).requires_grad_()
+        torch._dynamo.reset()
+        with inductor_config.patch(BUCKETED):
+            out = torch.compile(bias, fullgraph=True)(table, index, scores)
+            _, (code,) = run_and_get_code(out.backward, self.randn(*out.shape))
+        self.assertEqual(code.count("num_reduction': 32"), 1)
+
+    def test_many_buckets(self):
+        args = self.table(33, 3), self.index(128, buckets=33), self.randn(128, 3)
+        self.check(rows, *args, sums=False, grad=self.randn(128, 3))
+
+    def test_unchecked_index(self):
+        # whose elements a scatter checks
+        def f(x, index, values):
+            return torch.zeros_like(values[:5]).index_put((index,), values * x, True)
+
+        args = self.randn(1), self.index(128), self.randn(128, 3)
+        torch._dynamo.reset()
+        with inductor_config.patch(BUCKETED), torch.no_grad():
+            _, (code,) = run_and_get_code(torch.compile(f), *args)
+        self.assertIn("tl.atomic_add", code)
+
+    def test_no_positions(self):
+        # nor a kernel
+        args = self.table(), self.index(0), self.randn(0, 3)
+        self.check(rows, *args, grad=self.randn(0, 3))
+
+
+@instantiate_parametrized_tests
+class BucketedSumCostTest(TestCase):
+    """What pays on a GPU of 132 SMs."""
+
+    def pays(self, buckets, positions, columns, **costs):
+        scatter = types.SimpleNamespace(
+            buckets=buckets, index_size=(positions,), row_size=(columns,)
+        )
+        return bucketed_sum.pays(scatter, DeviceModel(sms=132), Costs(**costs))
+
+    @parametrize("heads", (1, 8, 12))
+    def test_relative_bias(self, heads):
+        self.assertTrue(self.pays(32, 512 * 512, heads))
+
+    def test_token_types(self):
+        self.assertTrue(self.pays(2, 32 * 512, 768))
+
+    def test_few_adds(self):
+        # Swin's windows; 512 positions of a batch's tokens
+        self.assertFalse(self.pays(25, 49 * 49, 12))
+        self.assertFalse(self.pays(32, 512, 768))
+
+    def test_long_rows_of_many_buckets(self):
+        self.assertFalse(self.pays(32, 1 << 20, 768))
+
+    def test_costs(self):
+        self.assertFalse(self.pays(32, 512 * 512, 8, clocks_per_add=0.1))
+        self.assertFalse(self.pays(32, 512 * 512, 8, adds_of_a_launch=10**6))
+
+
+# Padding that products share
+
+
+# Inductor gives rows of over 1024 columns room behind them.
+PADDED_ROWS, CHANNELS, VOCABULARY = 128, 32, 2001
+
+
+def operands(code):
+    """Of each matrix product, the buffers that it reads."""
+    calls = re.findall(r"extern_kernels\.(?:add)?mm\((.*), out=", code)
+    return [set(re.findall(r"\b((?:buf|arg|primals_)\d+\w*)\b", call)) for call in calls]
+
+
+@on_cuda
+@inductor_config.patch(
+    {"shape_padding": True, "force_shape_pad": True, "inplace_padding": True}
+)
+@instantiate_parametrized_tests
+class SharedPaddingTest(TestCase):
+    """A matrix is padded once for the products that use it as it is and transposed."""
+
+    def inputs(self, dtype=torch.bfloat16, vocabulary=VOCABULARY):
+        def make(*size):
+            return torch.randn(size, device=GPU_TYPE).to(dtype)
+
+        return (
+            make(PADDED_ROWS, vocabulary),
+            make(vocabulary, CHANNELS),
+            make(PADDED_ROWS, CHANNELS),
+        )
+
+    def check(self, f, args, paddings_in_place):
+        """Outputs against float64; returns the code."""
+        torch._dynamo.reset()
+        counters.clear()
+        actual, codes = run_and_get_code(torch.compile(f), *args)
+        exact = f(*(arg.double() for arg in args))
+        for out, ref in zip(actual, exact):
+            scale = torch.finfo(args[0].dtype).eps * ref.abs().max().item()
+            self.assertEqual(out.double(), ref.double(), atol=16 * scale, rtol=0)
+        self.assertEqual(counters["inductor"]["inplace_padding"], paddings_in_place)
+        return codes[-1]
+
+    @parametrize("dtype", (torch.bfloat16, torch.float16))
+    def test_a_gradient_s_two_products(self, dtype):
+        def f(logits, weight, hidden):
+            grad = logits.sigmoid()
+            return grad @ weight, grad.t() @ hidden
+
+        code = self.check(f, self.inputs(dtype), paddings_in_place=1)
+        first, second = operands(code)
+        self.assertEqual(len(first & second), 1)
+        # the gradient's room behind its rows is filled, and nothing is copied but the weight
+        self.assertEqual(code.count("empty_strided_cuda((2008, 128)"), 0)
+
+    def test_a_sum_beside_them(self):
+        def f(logits, weight, hidden):
+            grad = logits.sigmoid()
+            return grad @ weight, grad.t() @ hidden, grad.float().sum(0)
+
+        self.check(f, self.inputs(), paddings_in_place=1)
+
+    def test_a_transposed_product_alone(self):
+        def f(logits, weight, hidden):
+            return (logits.sigmoid().t() @ hidden,)
+
+        self.check(f, self.inputs(), paddings_in_place=1)
+
+    def test_one_copy_of_an_input(self):
+        # an input has no room: one copy serves both
+        def f(grad, weight, hidden):
+            return grad @ weight, grad.t() @ hidden
+
+        code = self.check(f, self.inputs(), paddings_in_place=0)
+        first, second = operands(code)
+        self.assertEqual(len(first & second), 1)
+
+    def test_what_is_not_a_product_s(self):
+        # padded for itself: the padding is computed with what uses it
+        def f(logits, weight, hidden):
+            grad = torch.nn.functional.pad(logits.sigmoid(), (0, 7))
+            return grad * 2, grad.t() + 1
+
+        with inductor_config.patch(shape_padding=False):
+            self.check(f, self.inputs(), paddings_in_place=0)
+
+    @parametrize("padding", ((0, 7), (0, 7, 0, 0), (0, 0, 0, 7), (1, 2, 3, 4)))
+    def test_paddings_as_written(self, padding):
+        def f(logits, weight, hidden):
+            pad = torch.nn.functional.pad
+            x = logits.sigmoid()
+            a, b = pad(x, padding), pad(x.t(), [*padding[2:], *[0, 0][: 4 - len(padding)], *padding[:2]])
+            return a @ a.t(), b @ b.t(), pad(x, padding, value=1.0)
+
+        args = [x.float() for x in self.inputs(vocabulary=121)]
+        with inductor_config.patch(shape_padding=False):
+            self.check(f, args, paddings_in_place=0)
+
+    def test_dynamic_rows(self):
+        def f(logits, weight, hidden):
+            grad = logits.sigmoid()
+            return grad @ weight, grad.t() @ hidden
+
+        args = self.inputs()
+        torch._dynamo.mark_dynamic(args[0], 0)
+        torch._dynamo.mark_dynamic(args[2], 0)
+        compiled = torch.compile(f)
+        for rows in (PADDED_ROWS, 72):
+            some = (args[0][:rows].contiguous(), args[1], args[2][:rows].contiguous())
+            if rows == PADDED_ROWS:
+                some = args
+            for out, ref in zip(compiled(*some), f(*(x.double() for x in some))):
+                scale = torch.finfo(out.dtype).eps * ref.abs().max().item()
+                self.assertEqual(out.double(), ref.double(), atol=4 * scale, rtol=0)
+
+    def test_a_training_step(self):
+        head = torch.nn.Linear(CHANNELS, VOCABULARY, device=GPU_TYPE)
+        x = torch.randn(PADDED_ROWS, CHANNELS, device=GPU_TYPE)
+        target = torch.randint(0, VOCABULARY, (PADDED_ROWS,), device=GPU_TYPE)
+
+        def loss(x, weight, bias, target):
+            with torch.autocast(GPU_TYPE, torch.bfloat16):
+                return torch.nn.functional.cross_entropy(
+                    torch.nn.functional.linear(x, weight, bias), target
+                )
+
+        if torch.version.cuda is None or not torch.cuda.is_available():
+            self.skipTest("autograd needs a GPU")
+        params = [p.detach().requires_grad_() for p in (x, head.weight, head.bias)]
+        grads = torch.autograd.grad(torch.compile(loss)(*params, target), params)
+        eager = torch.autograd.grad(loss(*params, target), params)
+        for out, ref in zip(grads, eager):
+            self.assertEqual(out, ref, atol=2e-2 * ref.abs().max().item(), rtol=0)
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()

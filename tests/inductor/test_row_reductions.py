@@ -1,0 +1,1090 @@
+# Owner(s): ["module: inductor"]
+"""Reductions of rows: persistent or looped, softmax, minima and maxima."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import textwrap
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor import looped_reduction, persistent_reduction
+from torch._inductor.choices import InductorChoices
+from torch._inductor.device_model import DeviceModel
+from torch._inductor.looped_reduction import (
+    LoopConfig,
+    LoopedRows,
+    online_softmax_config,
+)
+from torch._inductor.persistent_reduction import Loops, why_looped
+from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+
+
+INF, NAN = float("inf"), float("nan")
+on_cuda = unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+
+
+# Persistent, by what is live
+
+
+LONG = {
+    "triton.persistent_reductions": True,
+    "triton.persistent_reduction_max_numel": 8192,
+    "triton.cooperative_reductions": False,
+    "triton.multi_kernel": 0,
+    "triton.mix_order_reduction": False,
+    "split_reductions": False,
+}
+STOCK = {**LONG, "triton.persistent_reduction_max_numel": 1024}
+PERSISTENT, REDUCTION = "persistent_reduction", "reduction"
+
+
+def softmax_of_floats(x):
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def softmax_backward(grad, y):
+    return y * (grad - (grad * y).sum(-1, keepdim=True))
+
+
+def rms_norm(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1)
+
+
+def gated_norm(x, gate):
+    y = x * torch.sigmoid(gate)
+    return y / (y.abs().mean(-1, keepdim=True) + 1)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class LongRowsTest(TestCase):
+    """Rows of more than 1024 columns."""
+
+    def check(self, f, shape, heuristic, count=1, dtype=torch.float32, **options):
+        args = [torch.randn(shape, device=GPU_TYPE).to(dtype) for _ in range(count)]
+        torch._dynamo.reset()
+        with inductor_config.patch({**LONG, **options}):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        found = re.findall(r"@triton_heuristics\.(\w+)\(", "\n".join(code))
+        self.assertEqual(found, [heuristic])
+        expect = f(*(arg.double() for arg in args))
+        eager = f(*args)
+        self.assertEqual((actual.shape, actual.dtype), (eager.shape, eager.dtype))
+        error = (actual.double() - expect).norm()
+        ulp = torch.finfo(dtype).eps * expect.norm()
+        eager_error = (eager.double() - expect).norm()
+        self.assertLessEqual(error, max(2 * eager_error, 2 * ulp))
+        return "\n".join(code)
+
+    @parametrize("columns, warps", ((1536, 2), (2048, 2), (3200, 4), (8192, 8)))
+    def test_warps(self, columns, warps):
+        code = self.check(softmax_of_floats, (3, columns), PERSISTENT, dtype=torch.bfloat16)
+        self.assertIn(f"'num_warps': {warps}", code)
+        code = self.check(softmax_of_floats, (3, columns), REDUCTION, **STOCK)
+        self.assertNotIn("'num_warps'", code)
+
+    @parametrize("columns", (1536, 3200, 4096))
+    def test_softmax(self, columns):
+        self.check(softmax_of_floats, (3, columns), PERSISTENT)
+        self.check(softmax_of_floats, (3, columns), REDUCTION, **STOCK)
+
+    def test_half_types(self):
+        self.check(softmax_of_floats, (3, 4096), PERSISTENT, dtype=torch.bfloat16)
+
+    def test_softmax_backward(self):
+        self.check(softmax_backward, (3, 3072), PERSISTENT, 2)
+
+    def test_a_row_that_a_loop_reads_in_one_block(self):
+        # nothing is gained but where functions are computed once, or loops store as well
+        self.check(softmax_backward, (3, 4096), REDUCTION, 2)
+        self.check(gated_norm, (3, 4096), PERSISTENT, 2)
+
+    def test_norm(self):
+        self.check(rms_norm, (3, 2048), PERSISTENT)
+
+    def test_short_rows_as_ever(self):
+        self.check(rms_norm, (3, 1024), PERSISTENT, **STOCK)
+        self.assertNotIn("'num_warps'", self.check(rms_norm, (3, 1024), PERSISTENT))
+
+    def test_one_loop(self):
+        self.check(lambda x: x.sum(-1), (3, 4096), REDUCTION)
+
+    def test_padding(self):
+        self.check(softmax_of_floats, (3, 2500), REDUCTION)
+
+    def test_longer_than_the_most(self):
+        options = {"triton.persistent_reduction_max_numel": 2048}
+        self.check(softmax_of_floats, (3, 2049), REDUCTION, **options)
+
+    def test_dynamic_columns(self):
+        compiled = torch.compile(softmax_of_floats, fullgraph=True, dynamic=True)
+        x = torch.randn(3, 4096, device=GPU_TYPE)
+        with inductor_config.patch(LONG):
+            actual, code = run_and_get_code(compiled, x)
+        self.assertIn(f"@triton_heuristics.{REDUCTION}(", "\n".join(code))
+        self.assertEqual(actual, softmax_of_floats(x))
+
+
+BATCH, HEADS, QUERIES, KEYS = 2, 3, 8, 320
+SCORES = (BATCH, HEADS, QUERIES, KEYS)
+
+
+def bucket_bias(scores, table, index):
+    bias = torch.nn.functional.embedding(index, table).permute(2, 0, 1)
+    return torch.softmax(scores + bias.unsqueeze(0), -1)
+
+
+def parameter_bias(scores, bias):
+    return torch.softmax(scores + bias, -1)
+
+
+def alibi(scores, slopes):
+    keys = torch.arange(KEYS, device=scores.device)
+    distance = (keys[None] - keys[:QUERIES, None]).abs()
+    return torch.softmax(scores - slopes[:, None, None] * distance, -1)
+
+
+def masked_fill(scores, keep):
+    return torch.softmax((0.125 * scores).masked_fill(~keep, float("-inf")), -1)
+
+
+def where(scores, keep):
+    return torch.softmax(torch.where(keep, 0.125 * scores, -1e4), -1)
+
+
+def expanded(scores, keep):
+    bias = (~keep).to(scores.dtype).expand(BATCH, 1, QUERIES, KEYS) * -1e4
+    return torch.softmax(scores + bias, -1)
+
+
+def safe_softmax(scores, keep):
+    scores = scores.masked_fill(~keep, float("-inf"))
+    return torch.ops.aten._safe_softmax.default(scores, -1)
+
+
+def in_float32(scores, bias):
+    return torch.softmax((scores + bias).float(), -1).to(scores.dtype)
+
+
+def attention_backward(scores, bias):
+    """Of a softmax whose output is scaled by key."""
+    grad = scores * bias
+    return scores * (grad - (scores * grad).sum(-1, keepdim=True))
+
+
+def layer_norm_of_positions(x, positions):
+    return torch.nn.functional.layer_norm(x + positions, (KEYS,))
+
+
+def keep(*shape):
+    kept = torch.rand(shape, device=GPU_TYPE) > 0.3
+    kept[..., 0] = True
+    return (kept,)
+
+
+def floats(*shape):
+    return (torch.randn(shape, device=GPU_TYPE),)
+
+
+def table_and_index():
+    index = torch.randint(0, 32, (QUERIES, KEYS), device=GPU_TYPE)
+    return (*floats(32, HEADS), index)
+
+
+# what a softmax's scores are computed with, and the softmax of them
+BROADCAST = {
+    "bucket_bias": (bucket_bias, table_and_index),
+    "parameter": (parameter_bias, lambda: floats(1, HEADS, QUERIES, KEYS)),
+    "alibi": (alibi, lambda: floats(HEADS)),
+    "masked_fill_keys": (masked_fill, lambda: keep(BATCH, 1, 1, KEYS)),
+    "masked_fill_pairs": (masked_fill, lambda: keep(BATCH, 1, QUERIES, KEYS)),
+    "where": (where, lambda: keep(BATCH, 1, QUERIES, KEYS)),
+    "expanded": (expanded, lambda: keep(BATCH, 1, 1, KEYS)),
+    "safe": (safe_softmax, lambda: keep(BATCH, 1, QUERIES, KEYS)),
+    "in_float32": (in_float32, lambda: floats(HEADS, QUERIES, KEYS)),
+    "backward": (attention_backward, lambda: floats(BATCH, 1, 1, KEYS)),
+    "norm": (layer_norm_of_positions, lambda: floats(QUERIES, KEYS)),
+}
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class BroadcastTest(TestCase):
+    """Rows that are inner by what coalesces, as some of their inputs are broadcast."""
+
+    def compiled(self, f, *args, **options):
+        torch._dynamo.reset()
+        hint = ReductionHint.DEFAULT, 1  # of as many rows as no split of them helps
+        with (
+            inductor_config.patch({**LONG, **options}),
+            mock.patch("torch._inductor.ir.Reduction.num_splits", return_value=hint),
+        ):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        code = "\n".join(code)
+        return actual, code, re.findall(r"@triton_heuristics\.(\w+)\(", code)
+
+    def check(self, f, scores, others):
+        actual, code, found = self.compiled(f, scores, *others)
+        self.assertEqual(found, [PERSISTENT])
+        eager = f(scores, *others)
+        wide = [x.double() if x.is_floating_point() else x for x in (scores, *others)]
+        # `.float()` would round
+        expect = f(*wide) if f is not in_float32 else parameter_bias(*wide)
+        self.assertEqual((actual.shape, actual.dtype), (eager.shape, eager.dtype))
+        error, eager_error = ((x.double() - expect).norm() for x in (actual, eager))
+        ulp = torch.finfo(actual.dtype).eps * expect.norm()
+        self.assertLessEqual(error, max(2 * eager_error, 2 * ulp))
+        return code
+
+    @parametrize("name", tuple(BROADCAST))
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_softmax(self, name, dtype):
+        f, others = BROADCAST[name]
+        self.check(f, torch.randn(SCORES, device=GPU_TYPE).to(dtype), others())
+
+    def test_dropout(self):
+        def f(scores, keep):
+            return torch.nn.functional.dropout(masked_fill(scores, keep), 0.5)
+
+        scores, (kept,) = torch.randn(SCORES, device=GPU_TYPE), keep(BATCH, 1, 1, KEYS)
+        actual, _, found = self.compiled(f, scores, kept)
+        self.assertEqual(found, [PERSISTENT])
+        expect = 2 * masked_fill(scores.double(), kept)
+        dropped = actual == 0
+        share = dropped[expect > 0].float().mean().item()
+        self.assertTrue(0.4 < share < 0.6, share)
+        self.assertEqual(actual, expect.float().masked_fill(dropped, 0))
+
+    def test_long_rows(self):
+        scores = torch.randn(BATCH, HEADS, 2, 2048, device=GPU_TYPE)
+        code = self.check(masked_fill, scores, keep(BATCH, 1, 1, 2048))
+        self.assertIn("'num_warps': 4", code)
+
+    def test_as_released(self):
+        args = torch.randn(SCORES, device=GPU_TYPE), *keep(BATCH, 1, 1, KEYS)
+        _, _, found = self.compiled(masked_fill, *args, **STOCK)
+        self.assertEqual(found, [REDUCTION])
+
+    def test_one_loop(self):
+        def f(scores, bias):
+            return (scores + bias).amax(-1)
+
+        args = torch.randn(SCORES, device=GPU_TYPE), *floats(BATCH, 1, 1, KEYS)
+        _, _, found = self.compiled(f, *args)
+        self.assertEqual(found, [REDUCTION])
+
+    def test_warps_of_many_rows(self):
+        """One warp a row where two rows would take too many registers of it."""
+        scores = torch.randn(4, 8, 32, 256, device=GPU_TYPE)
+        code = self.check(masked_fill, scores, keep(4, 1, 1, 256))
+        self.assertIn("'num_warps': 1", code)
+
+    def test_columns_that_are_not_along_memory(self):
+        def f(scores, bias):
+            return torch.softmax(scores + bias, -2)
+
+        shape = BATCH, HEADS, KEYS, 4 * QUERIES
+        args = torch.randn(shape, device=GPU_TYPE), *floats(BATCH, 1, KEYS, 1)
+        _, _, found = self.compiled(f, *args)
+        self.assertEqual(found, [REDUCTION])
+
+
+class PersistentPolicyTest(TestCase):
+    def why(self, rnumel=4096, streams=1, loops=2, online_softmax=False, most=8192):
+        return why_looped(Loops(rnumel, streams, loops, online_softmax), most)
+
+    def test_tiles_that_fit(self):
+        self.assertIsNone(self.why(rnumel=2048, streams=8))
+        self.assertIsNone(self.why(rnumel=4096, streams=4))
+        self.assertIn("registers", self.why(rnumel=4096, streams=5))
+        self.assertIn("registers", self.why(rnumel=8192, streams=2))
+
+    def test_warps(self):
+        """As few as hold the row, with 32 columns a thread."""
+        self.assertTrue(hasattr(persistent_reduction, "num_warps"))
+
+        def warps(rnumel, streams=1):
+            return persistent_reduction.num_warps(Loops(rnumel, streams, 2, False))
+
+        self.assertEqual([warps(n) for n in (1536, 2048, 4096, 8192)], [2, 2, 4, 8])
+        self.assertEqual([warps(2048, n) for n in (2, 5)], [4, 8])
+        self.assertIsNone(warps(8192, 2))
+        self.assertIsNone(warps(16384))
+        self.assertEqual([warps(512, n) for n in (1, 4, 5, 20)], [1, 1, 2, 4])
+
+    def test_one_loop(self):
+        self.assertIn("one loop", self.why(loops=1))
+        self.assertIsNone(self.why(loops=1, online_softmax=True))
+
+    def test_padding(self):
+        self.assertIsNone(self.why(rnumel=3072))
+        self.assertIn("padded to 4096", self.why(rnumel=3071))
+
+    def test_plain(self):
+        plain = {field.name for field in dataclasses.fields(Loops)}
+        self.assertIn("plain", plain)
+
+        def why(rnumel, streams):
+            return why_looped(Loops(rnumel, streams, 2, False, plain=True), 8192)
+
+        self.assertIn("cached", why(2048, 2))
+        self.assertIsNone(why(2048, 1))
+        self.assertIsNone(why(3072, 2))
+
+    def test_short(self):
+        """Neither padding nor a block that is a row keeps rows of 1024 looped."""
+        self.assertIsNone(self.why(rnumel=577))
+        row = Loops(512, 2, 2, False, plain=True)
+        self.assertIsNone(why_looped(row, 8192))
+        self.assertIn("one loop", self.why(rnumel=512, loops=1))
+        self.assertIn("registers", self.why(rnumel=1024, streams=30))
+
+    def test_most(self):
+        self.assertIn("more than 2048", self.why(most=2048))
+
+
+# Online softmax
+
+
+# Loops, however long a persistent kernel's rows may be.
+LOOPED = {"triton.persistent_reductions": False, "triton.cooperative_reductions": False}
+
+
+def ordered_rows(order, columns):
+    x = torch.randn(3, columns, device=GPU_TYPE) * 8
+    if order == "equal":
+        return torch.full_like(x, 3)
+    if order != "any":
+        return x.sort(descending=order == "falling").values
+    return x
+
+
+def rows_with(value, rest, columns, later):
+    """
+    ``value`` in the first block of a row, in a later one, in the last that is not whole,
+    and in all.
+    """
+    x = torch.randn(4, columns, device=GPU_TYPE)
+    if rest == "-inf":
+        x = torch.full_like(x, -INF)
+    x[0, 7] = x[1, later] = x[2, -1] = value
+    x[3] = value
+    return x
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class OnlineSoftmaxCombineTest(TestCase):
+    """An element is combined with what precedes it in its row."""
+
+    def test_one_exponential(self):
+        source = inspect.getsource(triton_helpers.online_softmax_combine.fn)
+        calls = [
+            node
+            for node in ast.walk(ast.parse(textwrap.dedent(source)))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "exp"
+        ]
+        self.assertEqual(len(calls), 1)
+
+    def check(self, f, x):
+        torch._dynamo.reset()
+        with inductor_config.patch(LOOPED):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), x)
+        self.assertIn("online_softmax_combine", "\n".join(code))
+        expect = f(x.double())
+        self.assertEqual((actual.shape, actual.dtype), (expect.shape, x.dtype))
+        tolerance = 4 * torch.finfo(x.dtype).eps
+        self.assertEqual(
+            actual.double(), expect, atol=tolerance, rtol=tolerance, equal_nan=True
+        )
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("order", ("any", "rising", "falling", "equal"))
+    def test_order(self, order, dtype):
+        x = ordered_rows(order, 5000)
+        self.check(lambda x: torch.softmax(x, -1), x.to(dtype))
+
+    @parametrize("value", (INF, -INF, NAN, 3e38, -3e38))
+    @parametrize("rest", ("numbers", "-inf"))
+    def test_special_values(self, rest, value):
+        x = rows_with(value, rest, 5000, later=4100)
+        self.check(lambda x: torch.log_softmax(x, -1), x)
+
+
+# Maxima that columns of a thread share
+
+
+SHARED = "online_softmax_combine_columns"
+SHARE = "triton.online_softmax_share_maxima"
+# Loops, however long a persistent kernel's rows may be.
+LOOPED_ALONE = {
+    "triton.persistent_reductions": False,
+    "triton.cooperative_reductions": False,
+    "split_reductions": False,
+    # which do not know of what is patched here
+    "force_disable_caches": True,
+}
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def log_softmax(x):
+    return torch.log_softmax(x, -1)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class SharedMaximaTest(TestCase):
+    """The columns of a thread share a maximum in a loop over a row."""
+
+    def compile(self, f, *inputs, rows=0, dynamic=False, **options):
+        """As if `rows` an SM were few: none, by default."""
+        torch._dynamo.reset()
+        with (
+            inductor_config.patch({**LOOPED_ALONE, **options}),
+            mock.patch.object(looped_reduction, "FEW_ROWS", rows),
+        ):
+            compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
+            result, code = run_and_get_code(compiled, *inputs)
+        return result, "\n".join(code)
+
+    def check(self, f, x, expected=True, **options):
+        actual, code = self.compile(f, x, **options)
+        self.assertEqual(SHARED in code, expected)
+        expect = f(x.double())
+        self.assertEqual((actual.shape, actual.dtype), (expect.shape, x.dtype))
+        tolerance = 4 * torch.finfo(x.dtype).eps
+        self.assertEqual(
+            actual.double(), expect, atol=tolerance, rtol=tolerance, equal_nan=True
+        )
+        return code
+
+    def vector(self, code):
+        """The adjacent columns of which the kernel says that a thread has them."""
+        (call,) = re.findall(rf"{SHARED}\(.*?\n *\)", code, re.DOTALL)
+        return int(re.findall(r", (\d+), (?:True|False)\s*\)$", call)[0])
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
+    @parametrize("order", ("any", "rising", "falling", "equal"))
+    def test_order(self, order, dtype):
+        x = ordered_rows(order, 2500)
+        self.check(softmax, x.to(dtype))
+
+    @parametrize("columns, vector", ((2504, 8), (2501, 1), (2502, 2), (2500, 4)))
+    def test_rows_that_begin_anywhere(self, columns, vector):
+        x = torch.randn(3, columns, device=GPU_TYPE, dtype=torch.bfloat16)
+        self.assertEqual(self.vector(self.check(softmax, x)), vector)
+
+    @parametrize("dtype, vector", ((torch.float32, 4), (torch.float64, 2)))
+    def test_wider_types(self, dtype, vector):
+        x = torch.randn(2, 2512, device=GPU_TYPE, dtype=dtype)
+        self.assertEqual(self.vector(self.check(softmax, x)), vector)
+
+    @parametrize("value", (INF, -INF, NAN, 3e38, -3e38))
+    @parametrize("rest", ("numbers", "-inf"))
+    def test_special_values(self, rest, value):
+        x = rows_with(value, rest, 2500, later=2100)
+        self.check(log_softmax, x)
+
+    @parametrize("block", (4, 16, 64, 1024))
+    @parametrize("columns", (1000, 1001))
+    def test_other_blocks(self, columns, block):
+        """As autotuning tries them, which have fewer columns a thread or a group."""
+        configs = triton_heuristics._reduction_configs
+
+        def others(**kwargs):
+            (config,) = configs(**kwargs)
+            config.kwargs["R0_BLOCK"] = block
+            return [config]
+
+        x = torch.randn(2, columns, device=GPU_TYPE, dtype=torch.float16)
+        with mock.patch.object(triton_heuristics, "_reduction_configs", others):
+            self.check(softmax, x)
+
+    def test_rows_of_several_tensors(self):
+        def f(x, bias, mask):
+            return torch.log_softmax((x + bias).masked_fill(mask, -INF), -1)
+
+        x = torch.randn(4, 3000, device=GPU_TYPE, dtype=torch.bfloat16)
+        bias = torch.randn(3000, device=GPU_TYPE)
+        mask = torch.rand(4, 3000, device=GPU_TYPE) < 0.5
+        mask[2] = True
+        actual, code = self.compile(f, x, bias, mask)
+        self.assertIn(SHARED, code)
+        self.assertEqual(actual, f(x, bias, mask), atol=1e-5, rtol=1e-5)
+
+    def test_cross_entropy(self):
+        def f(x, y):
+            return torch.nn.functional.cross_entropy(x, y)
+
+        x = torch.randn(5, 3001, device=GPU_TYPE)
+        y = torch.tensor([0, 3000, -100, 17, 3], device=GPU_TYPE)
+        actual, code = self.compile(f, x, y)
+        self.assertIn(SHARED, code)
+        self.assertEqual(actual, f(x.double(), y).float(), atol=1e-6, rtol=1e-6)
+
+    def test_dynamic_columns(self):
+        """Of which it is known that a row begins at a vector."""
+
+        def f(x):
+            return softmax(x.flatten(1))
+
+        x = torch.randn(3, 160, 16, device=GPU_TYPE, dtype=torch.bfloat16)
+        torch._dynamo.mark_dynamic(x, 1)
+        actual, code = self.compile(f, x, dynamic=None)
+        self.assertIn(SHARED, code)
+        self.assertEqual(self.vector(code), 8)
+        self.assertEqual(actual, f(x.double()).bfloat16(), atol=2e-3, rtol=2e-2)
+
+    def test_columns_of_many_sizes(self):
+        """Of which too much is dynamic to be known as a multiple of anything."""
+
+        def f(*xs):
+            return softmax(torch.cat(xs, -1))
+
+        xs = [torch.randn(4, 100 + i, device=GPU_TYPE) for i in range(22)]
+        for x in xs:
+            torch._dynamo.mark_dynamic(x, 1)
+        actual, code = self.compile(f, *xs, dynamic=None)
+        if SHARED in code:
+            self.assertEqual(self.vector(code), 1)
+        self.assertEqual(actual, f(*xs), atol=1e-6, rtol=1e-5)
+
+    def test_knob(self):
+        x = torch.randn(3, 2500, device=GPU_TYPE)
+        code = self.check(softmax, x, expected=False, **{SHARE: False})
+        self.assertNotIn("'loop': (", code)
+
+    def test_each_its_own(self):
+        """Few rows, and rows of which a column is read at a time."""
+        x = torch.randn(4, 2500, device=GPU_TYPE)
+        self.check(softmax, x, expected=False, rows=8)
+        self.check(lambda x: torch.softmax(x, 0), x.T.contiguous(), expected=False)
+
+    @parametrize(
+        "other",
+        (
+            {"cooperative_reduction": True},
+            {"is_combo_kernel": True},
+            {"persistent_reduction": True},
+            {"dense_size_list": lambda: ["YBLOCK", "XBLOCK", "R0_BLOCK"]},
+        ),
+    )
+    def test_warps_that_others_decide(self, other):
+        features = SimpleNamespace(
+            get_reduction_hint=lambda scores: ReductionHint.INNER,
+            contains_op=lambda name: False,
+        )
+        kernel = {
+            "features": features,
+            "dense_size_list": lambda: ["XBLOCK", "R0_BLOCK"],
+            "cooperative_reduction": False,
+            "is_combo_kernel": False,
+            "persistent_reduction": False,
+            "tiling_scores": None,
+        }
+        decides = looped_reduction.decides_warps
+        self.assertTrue(decides(SimpleNamespace(**kernel)))
+        self.assertFalse(decides(SimpleNamespace(**{**kernel, **other})))
+
+    def test_combo_kernels(self):
+        def f(x, y):
+            return x.softmax(-1), y.softmax(-1)
+
+        x, y = (torch.randn(2, n, device=GPU_TYPE) for n in (3000, 4100))
+        actual, code = self.compile(f, x, y, combo_kernels=True)
+        self.assertNotIn(SHARED, code)
+        self.assertEqual(actual, f(x, y), atol=1e-6, rtol=1e-5)
+
+    def test_config(self):
+        x = torch.randn(3, 2500, device=GPU_TYPE)
+        code = self.check(softmax, x)
+        self.assertIn("'loop': (16, 4)", code)
+
+
+class SharedMaximaConfigsTest(TestCase):
+    """Which columns and warps, and what the runtime makes of them."""
+
+    def config(self, rows, columns, read_again=0, narrow=True, accesses=2, **device):
+        properties = {
+            "type": "cuda",
+            "index": 0,
+            "multi_processor_count": 132,
+            "cc": 90,
+            **device,
+        }
+        row = LoopedRows(rows, columns, read_again, narrow, accesses)
+        return online_softmax_config(row, DeviceModel.of(DeviceProperties(**properties)))
+
+    def test_many_rows(self):
+        for narrow in (False, True):
+            self.assertEqual(self.config(8192, 32000, narrow=narrow), LoopConfig(16, 4))
+
+    def test_many_accesses(self):
+        self.assertEqual(self.config(8192, 32000, accesses=6), LoopConfig(16, 4))
+        self.assertIsNone(self.config(8192, 32000, accesses=7))
+
+    def test_few_rows(self):
+        self.assertEqual(self.config(512, 32000), LoopConfig(8, 16))
+        self.assertIsNone(self.config(512, 32000, narrow=False))
+        self.assertIsNone(self.config(128, 128256))
+        # as many as there are SMs decide
+        self.assertEqual(
+            self.config(512, 32000, multi_processor_count=40), LoopConfig(16, 4)
+        )
+
+    def test_rows_that_are_read_again(self):
+        """All of the GPU's at a time are to fit in the L2 cache."""
+        self.assertEqual(self.config(8192, 10000, 2), LoopConfig(16, 4))
+        self.assertEqual(self.config(8192, 20000, 2), LoopConfig(8, 8))
+        self.assertEqual(self.config(8192, 2500, 4, narrow=False), LoopConfig(16, 4))
+        self.assertEqual(self.config(8192, 9000, 4, narrow=False), LoopConfig(8, 8))
+        self.assertIsNone(self.config(8192, 12288, 4, narrow=False))
+        # which holds more on another GPU
+        self.assertEqual(
+            self.config(8192, 12288, 4, narrow=False, cc=100), LoopConfig(16, 4)
+        )
+
+    def configs(self, columns, loop=(16, 4), **meta):
+        return triton_heuristics.reduction(
+            size_hints={"x": 4096, "r0_": columns},
+            reduction_hint=ReductionHint.INNER,
+            triton_meta={"signature": {}, "device": None},
+            inductor_meta={"launch_plan": {"loop": loop}, **meta} if loop else meta,
+            return_configs=True,
+        )
+
+    def test_block(self):
+        (config,) = self.configs(32768)
+        self.assertEqual(config.kwargs["XBLOCK"], 1)
+        self.assertEqual((config.kwargs["R0_BLOCK"], config.num_warps), (2048, 4))
+        (config,) = self.configs(32768, (8, 16))
+        self.assertEqual((config.kwargs["R0_BLOCK"], config.num_warps), (4096, 16))
+        # short rows: as many columns a thread
+        (config,) = self.configs(2048, (8, 16))
+        self.assertEqual((config.kwargs["R0_BLOCK"], config.num_warps), (2048, 8))
+        (config,) = self.configs(32768, None)
+        self.assertEqual((config.kwargs["R0_BLOCK"], config.num_warps), (2048, 16))
+
+    def test_max_autotune_has_others_beside_it(self):
+        own, *others = self.configs(32768, max_autotune=True)
+        self.assertEqual((own.kwargs["R0_BLOCK"], own.num_warps), (2048, 4))
+        others = [(c.kwargs["R0_BLOCK"], c.num_warps) for c in others]
+        self.assertIn((2048, 16), others)
+
+
+# Loops whose last block is peeled
+
+
+COLUMNS, STRIDE = 5001, 5008
+MASK = "r0_index < r0_numel"
+
+
+def row_sum(x):
+    return x.sum(-1)
+
+
+def logsumexp(x):
+    return torch.logsumexp(x, -1)
+
+
+def layer_norm(x):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def variance(x):
+    return torch.var(x, -1)
+
+
+def argmax(x):
+    return x.argmax(-1)
+
+
+def row_extrema(x):
+    return torch.stack(torch.aminmax(x, dim=-1))
+
+
+def vector_columns(code):
+    """The adjacent columns that share a maximum, in whole blocks and in what is left alike."""
+    (columns,) = {
+        int(call)
+        for call in re.findall(
+            r"online_softmax_combine_columns\(.*?, (\d+), (?:True|False)\s*\)",
+            code,
+            re.DOTALL,
+        )
+    }
+    return columns
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class PeeledLoopsTest(TestCase):
+    """A loop over long rows has their whole blocks, and masks what is left alone."""
+
+    def compile(self, f, *inputs, dynamic=False, **options):
+        torch._dynamo.reset()
+        options = {
+            "split_reductions": False,
+            "triton.persistent_reductions": False,
+            "triton.cooperative_reductions": False,
+            # which do not know of what is patched here
+            "force_disable_caches": True,
+            **options,
+        }
+        with (
+            inductor_config.patch(options),
+            mock.patch.object(looped_reduction, "FEW_ROWS", 0),
+        ):
+            compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
+            actual, code = run_and_get_code(compiled, *inputs)
+        return actual, "\n".join(code)
+
+    def check(self, f, x, **options):
+        """Also that loops over rows are peeled; returns the code."""
+        actual, code = self.compile(f, x, **options)
+        expect = f(x.double())
+        self.assertEqual(actual.shape, expect.shape)
+        eps = 8 * torch.finfo(x.dtype).eps
+        finite = expect[expect.isfinite()] if expect.is_floating_point() else expect
+        scale = finite.abs().max().item() if finite.numel() else 1
+        self.assertEqual(
+            actual.double(), expect.double(), atol=eps * scale, rtol=eps, equal_nan=True
+        )
+        self.check_code(code)
+        return code
+
+    def check_code(self, code):
+        loops = re.findall(r"( +)for r0_offset in (.*)\n((?:\1 +.*\n|\n)*)", code)
+        self.assertTrue(loops)
+        for _, loop, body in loops:
+            self.assertEqual(loop, "tl.range(0, R0_WHOLE, R0_BLOCK):")
+            self.assertNotIn(MASK, body)
+        rests = re.findall(r"( +)if R0_WHOLE < \d+:\n((?:\1 +.*\n|\n)*)", code)
+        self.assertEqual(len(rests), len(loops))
+        for _, body in rests:
+            self.assertIn(MASK, body)
+
+    def rows(self, columns=COLUMNS, stride=STRIDE, beyond=NAN, dtype=torch.bfloat16):
+        """Five of them, with room behind that nobody may read."""
+        x = torch.full((5, stride), beyond, device=GPU_TYPE, dtype=dtype)
+        x[:, :columns] = torch.randn(5, columns, device=GPU_TYPE)
+        return x[:, :columns]
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize(
+        "f", (row_sum, softmax, logsumexp, layer_norm, variance, argmax, row_extrema)
+    )
+    def test_reductions(self, f, dtype):
+        self.check(f, self.rows(dtype=dtype))
+
+    @parametrize("beyond", (INF, -INF, NAN))
+    @parametrize("f", (softmax, variance, argmax))
+    def test_what_is_behind_rows(self, f, beyond):
+        self.check(f, self.rows(beyond=beyond))
+
+    @parametrize("value", (INF, -INF, NAN))
+    @parametrize("column", (0, COLUMNS - 1))
+    def test_special_values(self, column, value):
+        x = self.rows(beyond=0)
+        x[2, column] = value
+        self.check(logsumexp, x)
+        self.check(argmax, x)
+
+    def test_rows_of_nothing(self):
+        self.check(logsumexp, self.rows().fill_(-INF))
+
+    @parametrize("columns", (4097, 5120, 6143))
+    def test_columns(self, columns):
+        """One more than the blocks have, half a block more, one less than another."""
+        self.check(row_sum, self.rows(columns, 6144))
+
+    @parametrize("block", (64, 512, 8192))
+    def test_other_blocks(self, block):
+        """As autotuning tries them, one of them larger than the row."""
+        configs = triton_heuristics._reduction_configs
+
+        def others(**kwargs):
+            config, *_ = configs(**kwargs)
+            config.kwargs["R0_BLOCK"] = block
+            return [config]
+
+        with mock.patch.object(triton_heuristics, "_reduction_configs", others):
+            self.check(softmax, self.rows())
+            self.check(layer_norm, self.rows())
+
+    def test_masked_rows(self):
+        """Of a block with more rows than there are."""
+        configs = triton_heuristics._reduction_configs
+
+        def others(**kwargs):
+            config, *_ = configs(**kwargs)
+            config.kwargs.update(XBLOCK=4, R0_BLOCK=512)
+            return [config]
+
+        with mock.patch.object(triton_heuristics, "_reduction_configs", others):
+            self.check(variance, self.rows())
+
+    def test_vectors(self):
+        """Rows that are aligned are loaded so, whatever their length."""
+
+        def loss(x):
+            return torch.nn.functional.cross_entropy(x, targets)
+
+        targets = torch.tensor([0, 5000, -100, 17, 3], device=GPU_TYPE)
+        for stride, expected in ((5008, 8), (5004, 4), (5001, 1)):
+            code = self.check(loss, self.rows(stride=stride))
+            self.assertEqual(vector_columns(code), expected)
+
+    @parametrize("columns", (COLUMNS, 5002, STRIDE))
+    def test_narrower_stores(self, columns):
+        """Rows are loaded as they are aligned, however those that are stored begin."""
+        code = self.check(softmax, self.rows(columns))
+        self.assertNotRegex(code, r"'tt.divisibility', [248]\]")
+        self.assertEqual(vector_columns(code), 8)
+
+    def test_rows_that_begin_anywhere(self):
+        """They have one column at a time anyway; a softmax has less to compare."""
+        x = torch.randn(5, COLUMNS, device=GPU_TYPE, dtype=torch.bfloat16)
+        for f, peeled in ((row_sum, False), (layer_norm, False), (softmax, True)):
+            _, code = self.compile(f, x)
+            self.assertEqual("R0_WHOLE" in code, peeled)
+
+    @parametrize("columns", (5120, 5002))
+    def test_welford(self, columns):
+        """Whose weights would be converted: only for the vectors that a mask takes apart."""
+        x = self.rows(columns, 5120)
+        for f, peeled in ((row_sum, True), (layer_norm, columns % 8 != 0)):
+            actual, code = self.compile(f, x)
+            self.assertEqual(actual, f(x), atol=0.05, rtol=0.05)
+            self.assertEqual("R0_WHOLE" in code, peeled)
+
+    def test_dynamic_rows(self):
+        x = self.rows()
+        torch._dynamo.mark_dynamic(x, 0)
+        self.check(softmax, x, dynamic=None)
+
+    def test_as_ever(self):
+        """Short rows, whole blocks, dynamic rows, other orders, and what others loop over."""
+        x = torch.randn(5, COLUMNS, device=GPU_TYPE)
+        short = torch.randn(5, 4096, device=GPU_TYPE)
+        for f, given, options in (
+            (row_sum, short, {}),
+            (row_sum, torch.randn(5, 6144, device=GPU_TYPE), {}),
+            (row_sum, x, {"dynamic": True}),
+            (row_sum, x, {"triton.use_block_ptr": True}),
+            (lambda x: x.sum(0), x.T.contiguous(), {}),
+            (lambda x: x.cumsum(-1), x, {}),
+            (lambda x: (x.sum(-1), x[:, :4500].exp().sum(-1)), x, {"combo_kernels": True}),
+        ):
+            actual, code = self.compile(f, given, **options)
+            self.assertEqual(actual, f(given), atol=1e-3, rtol=1e-4)
+            self.assertNotIn("R0_WHOLE", code)
+
+
+# Loops over short rows
+
+
+FOUR_WARPS = "'loop': (16, 4)"
+
+
+def half_rms_norm(x):
+    return x * x.float().square().mean(-1, keepdim=True).rsqrt().type_as(x)
+
+
+def centered(x):
+    return x - x.mean(-1, keepdim=True)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class ShortLoopsTest(TestCase):
+    """A loop over a short row of half types has four warps."""
+
+    def compile(self, f, x, rows=0, dynamic=False, **options):
+        """As if `rows` an SM were few: none, by default."""
+        torch._dynamo.reset()
+        options = {
+            "split_reductions": False,
+            "triton.cooperative_reductions": False,
+            # which do not know of what is patched here
+            "force_disable_caches": True,
+            **options,
+        }
+        with (
+            inductor_config.patch(options),
+            mock.patch.object(looped_reduction, "FEW_ROWS", rows),
+        ):
+            compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
+            actual, code = run_and_get_code(compiled, x)
+        return actual, "\n".join(code)
+
+    def check(self, f, *shape, dtype=torch.bfloat16, **options):
+        x = torch.randn(*shape, device=GPU_TYPE, dtype=dtype)
+        actual, code = self.compile(f, x, **options)
+        expect = f(x.double())
+        self.assertEqual((actual.shape, actual.dtype), (expect.shape, dtype))
+        eps = torch.finfo(dtype).eps
+        scale = expect.abs().max().item()
+        self.assertEqual(actual.double(), expect, atol=4 * eps * scale, rtol=4 * eps)
+        return code
+
+    @parametrize("f", (row_sum, half_rms_norm, centered))
+    @parametrize("columns", (1100, 2501))
+    @parametrize("dtype", (torch.bfloat16, torch.float16))
+    def test_half_types(self, dtype, columns, f):
+        self.assertIn(FOUR_WARPS, self.check(f, 3, columns, dtype=dtype))
+
+    def test_choice_can_be_overridden(self):
+        class AtRunTime(InductorChoices):
+            @staticmethod
+            def loop_config(features):
+                return None
+
+        with V.set_choices_handler(AtRunTime()):
+            code = self.check(row_sum, 3, 2501)
+        self.assertNotIn("'loop': (", code)
+
+    def test_as_ever(self):
+        """Wider types, longer rows, few rows, rows at once, dynamic ones, other orders."""
+
+        def part(x):
+            return x[:, :1100].sum(-1)
+
+        def halves(x):
+            return (x.view(3, -1, 2) * x[:, :1100, None]).flatten(1).sum(-1)
+
+        for code in (
+            self.check(row_sum, 3, 1100, dtype=torch.float32),
+            self.check(row_sum, 3, 5000),
+            self.check(row_sum, 3, 1100, rows=8),
+            self.check(row_sum, 3, 1000),
+            self.check(row_sum, 3, 1100, dynamic=True),
+            self.check(lambda x: x.sum(0), 1100, 3),
+            self.check(lambda x: x.cumsum(-1), 3, 1100),
+            self.check(part, 3, 1200, dtype=torch.float32),
+            self.check(halves, 3, 2200, dtype=torch.float32),
+        ):
+            self.assertNotIn("'loop': (", code)
+
+    def test_bytes(self):
+        """Whose rows begin at words."""
+
+        def f(x):
+            return torch.where(x > x.mean(-1, keepdim=True), 1, 0).to(torch.int8)
+
+        for columns, expected in ((1100, True), (1101, False)):
+            x = torch.randint(-9, 10, (3, columns), device=GPU_TYPE).bfloat16()
+            actual, code = self.compile(f, x)
+            self.assertEqual(actual, f(x.double()))
+            self.assertEqual(FOUR_WARPS in code, expected)
+
+
+class ShortLoopConfigTest(TestCase):
+    def config(self, sms=132, **row):
+        row = {
+            "rows": 8192,
+            "columns": 2560,
+            "read_again": 2,
+            "narrow": True,
+            "accesses": 2,
+            **row,
+        }
+        device = DeviceModel.of(DeviceProperties("cuda", 0, sms, 90))
+        return looped_reduction.short_loop_config(LoopedRows(**row), device)
+
+    def test_config(self):
+        self.assertTrue(hasattr(looped_reduction, "short_loop_config"))
+        self.assertEqual(self.config(), LoopConfig(16, 4))
+        self.assertEqual(self.config(columns=4096), LoopConfig(16, 4))
+        self.assertIsNone(self.config(columns=4097))
+        self.assertIsNone(self.config(narrow=False))
+        self.assertIsNone(self.config(accesses=7))
+        self.assertIsNone(self.config(rows=8 * 132 - 1))
+        self.assertEqual(self.config(rows=8 * 132), LoopConfig(16, 4))
+        self.assertEqual(self.config(rows=512, sms=64), LoopConfig(16, 4))
+
+
+# Minima and maxima that propagate NaN
+
+
+VALUES = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.5, -3e38, 1e-45)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class NanMaximumTest(TestCase):
+    """Minima and maxima of float32 are an instruction each, and propagate NaN."""
+
+    @parametrize("name", ("minimum", "maximum"))
+    def test_one_instruction(self, name):
+        source = inspect.getsource(getattr(triton_helpers, name).fn)
+        calls = [
+            {keyword.arg for keyword in node.keywords}
+            for node in ast.walk(ast.parse(textwrap.dedent(source)))
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == name
+        ]
+        self.assertEqual(calls, [{"propagate_nan"}])
+
+    def check(self, f, *args, **options):
+        torch._dynamo.reset()
+        with inductor_config.patch(options):
+            actual = torch.compile(f, fullgraph=True)(*args)
+        # of zeros, the sign may be either's
+        self.assertEqual(actual, f(*args), atol=0, rtol=0, equal_nan=True)
+
+    @parametrize("dtype", FLOATS)
+    def test_all_pairs(self, dtype):
+        pairs = torch.tensor(list(itertools.product(VALUES, VALUES)), device=GPU_TYPE)
+        a, b = pairs.to(dtype).unbind(1)
+        self.check(lambda a, b: (torch.maximum(a, b), torch.minimum(a, b)), a, b)
+
+    @parametrize("dtype", (torch.int8, torch.int32, torch.int64, torch.uint8))
+    def test_integers(self, dtype):
+        x = torch.randint(0, 100, (2, 300), device=GPU_TYPE).to(dtype)
+        self.check(lambda a, b: (torch.maximum(a, b), torch.minimum(a, b)), *x)
+
+    def test_a_float_and_an_integer(self):
+        x = torch.tensor(VALUES, device=GPU_TYPE)
+        n = torch.arange(len(VALUES), device=GPU_TYPE)
+        self.check(lambda a, b: (torch.maximum(a, b), a.clamp(min=1), a.clamp(max=1)), x, n)
+
+    @parametrize("dtype", FLOATS)
+    @parametrize("persistent", (True, False))
+    def test_rows(self, dtype, persistent):
+        x = torch.randn(9, 3000, device=GPU_TYPE).to(dtype)
+        for row, value in zip(x, VALUES):
+            row[1999] = value
+        options = {"triton.persistent_reductions": persistent, "split_reductions": False}
+        self.check(lambda x: (x.amax(1), x.amin(1), x.relu().amax(0)), x, **options)
+
+    @parametrize("columns", (3000, 20000))
+    def test_softmax(self, columns):
+        x = torch.randn(9, columns, device=GPU_TYPE)
+        x[1, 7], x[2] = float("nan"), float("-inf")
+        actual = torch.compile(torch.log_softmax)(x, 1)
+        self.assertEqual(actual.isnan(), torch.log_softmax(x, 1).isnan())
+        self.assertEqual(actual, torch.log_softmax(x, 1), equal_nan=True)
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()
