@@ -440,7 +440,9 @@ def test_paths_are_sorted_into_suites() -> None:
     assert both == [["-q", paths[0], "src"], ["-q", "tests/inductor"]]
     [gpu] = suite.commands("gpu", [], ROOT, parallel=True)
     assert gpu == ["tests/inductor"]  # one GPU, one process
-    assert all("-n" in each for each in suite.commands("cpu", [], ROOT, parallel=True))
+    graft, inductor = suite.commands("cpu", [], ROOT, parallel=True)
+    assert (graft[0], graft[2:]) == ("-n", ["--dist", "loadfile", "tests/graft"])
+    assert (inductor[0], inductor[2:]) == ("-n", ["--dist", "loadscope", "tests/inductor"])
 
 
 def test_tox_installs_nothing() -> None:

@@ -188,18 +188,23 @@ def test_a_patch_without_tests(project: Project) -> None:
     assert caught.value.next
 
 
-def test_changed_tests_of_an_earlier_file_run_as_a_whole(project: Project) -> None:
+@pytest.mark.parametrize(
+    "more", ["", "    def test_more(self): self.assertEqual(scheduler.fuse(3), 6)\n"]
+)
+def test_changed_tests_of_an_earlier_file(project: Project, more: str) -> None:
+    """They are run, beside those that it adds, and none that it leaves alone."""
     test = project.copy("test/inductor/test_cap.py").read_text()
     amend(
         project,
         _inductor__scheduler="from . import cap\n"
         + HOOKED.replace("pass", "return x + x").replace("cap(x)", "cap(x) + 1"),
-        inductor__test_cap=test.replace("split(99), 10", "split(99), 11"),
+        inductor__test_cap=test.replace("split(99), 10", "split(99), 11") + more,
     )
     (verdict,) = judge(project, "third.patch")
     assert verdict.ok, verdict.problems
     assert verdict.without is not None
-    assert len(verdict.without.results) == 3
+    outcomes = {name.rpartition("::")[2]: r.outcome for name, r in verdict.without.results.items()}
+    assert outcomes == {"test_fires": "failed"} | ({"test_more": "passed"} if more else {})
 
 
 def test_an_unknown_patch(project: Project) -> None:

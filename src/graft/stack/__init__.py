@@ -3,7 +3,7 @@
 `pins`, `patches`, `series`   the release, a patch file, their order
 `trees`                       the patched environments
 `workbench`, `refresh`        the stack as commits to edit, and back
-`each`                        whether each patch is needed by its tests
+`each`, `own_tests`           whether each patch is needed by its tests, and which these are
 `alone`                       a series as it applies without those before it
 `export`                      commits on a checkout of PyTorch
 `submit`, `ghstack_session`, `fork`   and sent from there

@@ -5,6 +5,8 @@ knobs and its new files kept and its other hunks dropped, its tests give at leas
 failure, and no import or attribute error: they test what the hunks do, and fail for that reason
 alone.
 
+A patch's own tests are those that it adds, or changes (`own_tests`).
+
 Of patches that are asked for by name, or because they changed, its own tests alone are run, unless
 all are asked for: the later a patch, the longer all of those before it take.
 """
@@ -20,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
-from graft.stack import COPIES, Patch, Stack, commits, copies
+from graft.stack import COPIES, Patch, Stack, commits, copies, own_tests
 from graft.stack.commits import Repo
 from graft.stack.git import git
 from graft.stack.trees import tree
@@ -194,20 +196,19 @@ class _Bench:
         return top
 
     def own_tests(self, whole: tree.Tree, top: Path) -> list[str]:
-        """What to run of the patch: files that it makes, and the tests that it adds to others.
-
-        A file in which it adds no test, but changes some, is run as a whole.
-        """
+        """What to run of the patch: files that it makes, and the tests that it adds to others, or
+        changes there."""
         before, after = self.tests(self.at), self.tests(self.at + 1)
-        changed = [path for path, data in after.items() if before.get(path) != data]
-        own = [path for path in changed if path not in before and _is_test(path)]
-        for path in changed:
-            if path in before and _is_test(path):
-                old = self.lay("before", {**before, path: before[path]})
-                has = runner.collect([str(whole.python)], [path], cwd=old, env=self.env("whole"))
-                now = runner.collect([str(whole.python)], [path], cwd=top, env=self.env("whole"))
-                own += [test for test in now if test not in has] or [path]
-                shutil.rmtree(self.folder / "before")
+        own = []
+        for path, data in after.items():
+            if not _is_test(path) or before.get(path) == data:
+                continue
+            if path not in before:
+                own.append(path)
+                continue
+            now = runner.collect([str(whole.python)], [path], cwd=top, env=self.env("whole"))
+            old, new = (each.decode("utf-8", "surrogateescape") for each in (before[path], data))
+            own += own_tests.changed(old, new, now)
         return own
 
     def run(self, name: str, built: tree.Tree, top: Path, tests: Sequence[str]) -> Run:

@@ -28,16 +28,24 @@ def commands(which: str, args: Sequence[str], root: Path, parallel: bool) -> lis
 
     Paths are sorted into the suites that they are of; without any, all of `which` run.
     """
+    processes = max(2, min(4, len(os.sched_getaffinity(0))))
+
+    def shared(suite: str, rest: Sequence[str]) -> list[str]:
+        """A test that needs what its neighbours made stays in their process: those of the file,
+        or, of upstream's classes, of the class."""
+        if not parallel or which != "cpu":
+            return [*options, *rest]
+        by = "loadscope" if suite == "tests/inductor" else "loadfile"
+        return ["-n", str(processes), "--dist", by, *options, *rest]
+
     paths = [each for each in args if (root / each.partition("::")[0]).exists()]
     options = [each for each in args if each not in paths]
-    if parallel and which == "cpu":
-        processes = max(2, min(4, len(os.sched_getaffinity(0))))
-        options = ["-n", str(processes), "--dist", "loadfile", *options]
     if not paths:
-        return [[*options, suite] for suite in SUITES[which]]
+        return [shared(suite, [suite]) for suite in SUITES[which]]
     inductor = [each for each in paths if "inductor" in Path(each.partition("::")[0]).parts]
     others = [each for each in paths if each not in inductor]
-    return [[*options, *chosen] for chosen in (others, inductor) if chosen]
+    chosen = (("tests/graft", others), ("tests/inductor", inductor))
+    return [shared(suite, paths) for suite, paths in chosen if paths]
 
 
 def main(argv: Sequence[str]) -> int:
