@@ -1,6 +1,7 @@
 # Owner(s): ["module: inductor"]
 """How rows are split over programs, loaded, and fetched ahead."""
 
+import ast
 import dataclasses
 import itertools
 import math

@@ -25,7 +25,7 @@ from typing import Optional, TYPE_CHECKING
 
 from . import config
 from .dependencies import MemoryDep
-from .mix_order_reduction import accessed_numel
+from .mix_order_accesses import accessed_numel
 from .persistent_reduction import has_online_softmax
 from .runtime.hints import ReductionHint
 from .vector_width import accesses, aligned_columns

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
+def accessed_numel(dep: MemoryDep) -> sympy.Expr:
+    """Elements that `dep` touches: loops that do not move its index are broadcast over."""
+    return sympy_product(
+        size for var, size in dep.ranges.items() if var in dep.index.free_symbols
+    )
+
+
 def domain(other_node: BaseSchedulerNode) -> tuple[sympy.Expr, ...]:
     """``[xnumel, rnumel]`` of a mix-order kernel, by the reductions of its other node."""
     # a circle: scheduler imports this module in turn

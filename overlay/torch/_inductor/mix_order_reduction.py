@@ -43,13 +43,6 @@ if TYPE_CHECKING:
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
-def accessed_numel(dep: MemoryDep) -> sympy.Expr:
-    """Elements that `dep` touches: loops that do not move its index are broadcast over."""
-    return sympy_product(
-        size for var, size in dep.ranges.items() if var in dep.index.free_symbols
-    )
-
-
 def accumulate_dtype(dtype: torch.dtype) -> Optional[torch.dtype]:
     """
     The dtype in which partials of a reduction that returns ``dtype`` are kept

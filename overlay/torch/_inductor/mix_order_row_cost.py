@@ -12,7 +12,8 @@ from typing import Any, TYPE_CHECKING
 from torch.utils._ordered_set import OrderedSet
 
 from .dependencies import MemoryDep
-from .mix_order_reduction import accessed_numel, accumulate_dtype
+from .mix_order_accesses import accessed_numel
+from .mix_order_reduction import accumulate_dtype
 from .runtime.runtime_utils import ceildiv
 from .utils import get_dtype_size, sympy_product
 from .vector_width import aligned_columns, VECTOR_BYTES

@@ -32,7 +32,7 @@ from .looped_reduction import (
     MAX_ACCESSES,
     SHORT_COLUMNS,
 )
-from .mix_order_reduction import accessed_numel
+from .mix_order_accesses import accessed_numel
 from .persistent_reduction import FUNCTIONS
 from .vector_width import aligned_columns
 from .virtualized import V

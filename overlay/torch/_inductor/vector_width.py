@@ -22,7 +22,7 @@ import sympy
 
 from .codegen.common import TensorArg
 from .dependencies import MemoryDep
-from .mix_order_reduction import accessed_numel
+from .mix_order_accesses import accessed_numel
 from .virtualized import V
 
 
