@@ -2,7 +2,9 @@
 
 A part of `bench/publish.toml` whose result is of the stack at `REVISION` counts as of the stack as
 it is where all of its points have the same code on both, to the letter, for the GPU that they are
-of. Models are not compared: the lab has no libraries of models.
+of. In what form codegen hands its decisions to the heuristics does not count: the configurations,
+grids and compile options that these choose do. Models are not compared: the lab has no libraries of
+models.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def carry(
     wanted = Wanted(
         groups=(POINTS,),
         gpus=(devices.find(published.gpu).key,),
-        without=frozenset({"comments"}),
+        without=frozenset({"comments", "meta"}),
     )
     other = []
     for part, measured in due:
