@@ -8,8 +8,11 @@ import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch._inductor import looped_reduction, pointwise_rows
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.triton import FixedTritonConfig
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -305,6 +308,42 @@ class TwoRowsTest(PointwiseRowsTestCase):
 
         self.check(f, self.odd(n=1), torch.rand(1, 1, device=GPU_TYPE), loads=0)
         self.check(f, self.odd(n=2), self.of_rows(n=2))
+
+    def test_rows_in_two_dimensions(self):
+        """A kernel with values of two kinds of rows, some long ones of others."""
+
+        def f(x, outer, inner):
+            return x * outer + inner
+
+        x = torch.randn(6, 4, 4097, device=GPU_TYPE)
+        outer = torch.rand(6, 1, 1, device=GPU_TYPE)
+        inner = torch.rand(6, 4, 1, device=GPU_TYPE)
+        code = self.check(f, x, outer, inner, columns=4097, loads=1)
+        self.assertIn("in_next_row_4097", code)
+
+    def test_in_place(self):
+        """A row's own first column is read before it is written."""
+
+        def f(x):
+            x = x.clone()
+            return x.copy_(x - x[:, :1])
+
+        self.check(f, self.odd(4097), columns=4097, loads=1)
+
+    def test_blocks_of_one_size(self):
+        """One that is longer than a row has elements of more rows."""
+
+        class Choices(InductorChoices):
+            def triton_kernel_kwargs(self, kernel_cls, features, groups, kernel_kwargs):
+                config = {"XBLOCK": 8192, "num_warps": 8, "num_stages": 1}
+                return {**kernel_kwargs, "fixed_config": FixedTritonConfig(config)}
+
+        def f(x, scale):
+            return (x * scale).to(x.dtype)
+
+        with V.set_choices_handler(Choices()):
+            self.check(f, self.odd(), self.of_rows(), loads=0)
+            self.check(f, self.odd(8193), self.of_rows(), columns=8193)
 
     def test_gathered_rows(self):
         """What a value of a row points to has an address an element."""

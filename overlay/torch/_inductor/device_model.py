@@ -1,5 +1,5 @@
 """
-A GPU, as the cost models see it: all numbers of theirs that another GPU would change.
+A GPU, as the cost models see it: what it is, and what was fitted to its time.
 
 A number is one of three kinds, and each field says which, with its unit and its source:
 
@@ -11,7 +11,8 @@ A number is one of three kinds, and each field says which, with its unit and its
 For another GPU, add an instance to `ARCHITECTURES`, with what its architecture has, and with
 what was fitted on it in place of those defaults: each field says what to measure or to fit.
 
-What is a kernel's or a policy's, as the columns that a thread has, stands with that policy.
+What is a kernel's or a policy's, as the columns that a thread has, stands with that policy,
+also where an H200 was what it was tried on: shares and bounds, which have no unit of a device.
 """
 
 from __future__ import annotations

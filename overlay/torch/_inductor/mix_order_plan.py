@@ -4,13 +4,14 @@ What the mix-order kernel of a fusion candidate is: one plan, made of its nodes.
 - ``row_cost`` (``mix_order_row_cost``): what a row costs, from the nodes of both sides.
 - ``V.choices.mix_order_row_split``: the number of programs, and what each does at once. It
   calls ``row_split`` (``mix_order_row_split``) for the tile, the warps, the stages, how rows
-  are loaded and how many programs an SM has, then ``fewer_programs``
-  (``mix_order_programs``), and can be overridden.
+  are loaded and how many programs an SM has; their number is ``count_programs``, then
+  ``fewer_programs`` (``mix_order_programs``). It can be overridden, and counts where
+  ``splits_rows``: on CUDA, without a split size of the user's.
 - ``pressure`` (``mix_order_pressure``): the registers of a thread.
 
 Legality's last word (``mix_order_spills``), profit (``mix_order_profit``) and codegen ask for
-it; ``RowSplit.launch_plan`` is what travels to the runtime. What another GPU changes stands
-in ``device_model.py``: an instance an architecture, and a unit and a source each.
+it; ``RowSplit.launch_plan`` is what travels to the runtime. Another GPU is an instance in
+``device_model.py``, with a unit and a source for each number.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ software-pipelined loop, and writes its partial accumulators once. So no wave is
 ragged, the workspace does not grow with the rows, and a dynamic number of rows
 needs no other kernel.
 
-``row_split`` is a pure function of what one row costs and of the GPU. What it
-weighs, per SM:
+``row_split`` is a function of what one row costs, of how many there are, of the GPU and of
+the debug options. What it weighs, per SM:
 
 - bytes in flight: loads of the next tiles must cover the latency of memory.
 - warps: those that stay on it hide the latency of what is computed.

@@ -1,9 +1,9 @@
 """
-The values of long odd rows in a pointwise kernel with one index.
+The values of long rows in a pointwise kernel with one index.
 
-An element's row is a quotient. Where rows have an odd number of columns, a thread does not
-know that its adjacent elements are of one, so each has a quotient, a rest, and a load for
-each value of a row. But a block that is no longer than a row has elements of two rows at
+An element's row is a quotient. Where the columns are no multiple of those that a thread has,
+it does not know that its adjacent elements are of one row, so each has a quotient, a rest,
+and a load for each value of a row. But a block that is no longer than a row has elements of two rows at
 most: that of its first element, and the next one. Both rows' values are loaded once a
 program, and an element selects one of them by its column.
 """
@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from typing import Optional, TYPE_CHECKING, Union
 
-import sympy
-
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from .pointwise_rows import ROW_LOOP
-from .runtime.hints import TRITON_MAX_BLOCK
 from .utils import sympy_subs
 
 
@@ -47,7 +44,7 @@ def row_length(kernel: TritonKernel, entry: IterationRangesEntry) -> Optional[in
         is_row = base == index and divisor == 1
     else:
         return None
-    long = is_row and columns.is_Integer and columns >= TRITON_MAX_BLOCK["X"]
+    long = is_row and columns.is_Integer and columns >= kernel.max_block("x")
     return int(columns) if long and columns % ROW_LOOP.columns_per_thread else None
 
 
@@ -86,7 +83,10 @@ def codegen_row_value(
     pointer: str,
     indexing: Union[IndexingOptions, BlockDescriptorOptions],
 ) -> Optional[str]:
-    """The load of a value of a row; None of what is no such value."""
+    """
+    The load of a value of a row; None of what is no such value. It is a scalar's, so that
+    no hint about the caches is needed.
+    """
     if indexing.has_indirect() or indexing.has_tmpmask():
         return None
     symbols = indexing.index.free_symbols
@@ -99,7 +99,7 @@ def codegen_row_value(
         return None
     first, _, in_next = names(columns)
     values = [
-        kernel.index_to_str(sympy_subs(indexing.index, {symbol: sympy.Symbol(row)}))
+        kernel.index_to_str(sympy_subs(indexing.index, {symbol: row}))
         for row in (first, f"({first} + 1)")
     ]
     rows = kernel.kexpr(kernel.rename_indexing(entry.length))
