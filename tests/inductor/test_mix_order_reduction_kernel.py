@@ -2,7 +2,6 @@
 """The kernel of a mix-order reduction: its numerics, its partials and final reduction."""
 
 import ast
-import dataclasses
 import os
 import re
 import unittest
@@ -38,9 +37,11 @@ try:
         MixOrderTestCase,
         nvidia_only,
         randn,
+        Reload,
         rms_norm_args,
         rms_norm_backward,
         SPLIT_SIZE,
+        with_split,
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
@@ -52,9 +53,11 @@ except ImportError:
         MixOrderTestCase,
         nvidia_only,
         randn,
+        Reload,
         rms_norm_args,
         rms_norm_backward,
         SPLIT_SIZE,
+        with_split,
     )
 
 
@@ -1314,22 +1317,8 @@ INPLACE = {
 }
 
 
-class Reload(InductorChoices):
-    """Loads every row again, however narrow."""
-
-    @staticmethod
-    def mix_order_row_split(*args, **kwargs):
-        split = InductorChoices.mix_order_row_split(*args, **kwargs)
-        return dataclasses.replace(split, reload=True)
-
-
-class ManyThreads(InductorChoices):
-    """Of which several hold one element."""
-
-    @staticmethod
-    def mix_order_row_split(*args, **kwargs):
-        split = InductorChoices.mix_order_row_split(*args, **kwargs)
-        return dataclasses.replace(split, xblock=1, num_warps=8)
+# Of which several hold one element.
+ManyThreads = with_split(xblock=1, num_warps=8)
 
 
 def layer_norm_backward(x, weight, dy, mean, rstd):

@@ -10,7 +10,6 @@ from unittest.mock import MagicMock, patch
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics, mix_order_plan, mix_order_spills
-from torch._inductor.choices import InductorChoices
 from torch._inductor.mix_order_plan import launch_configs
 from torch._inductor.mix_order_pressure import (
     Demand,
@@ -46,6 +45,7 @@ try:
         randn,
         rms_norm_args,
         rms_norm_backward,
+        with_split,
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
@@ -59,6 +59,7 @@ except ImportError:
         randn,
         rms_norm_args,
         rms_norm_backward,
+        with_split,
     )
 
 
@@ -222,13 +223,8 @@ class SmallerConfigLaunchersTest(TestCase):
             self.launcher(lambda kwargs: False, False, XBLOCK=2, NUM_STAGES=2)
 
 
-class StagesWithoutEnd(InductorChoices):
-    """A model that takes shared memory to be without end."""
-
-    @staticmethod
-    def mix_order_row_split(*args):
-        split = InductorChoices.mix_order_row_split(*args)
-        return dataclasses.replace(split, xblock=2, num_stages=16)
+# A model that takes shared memory to be without end.
+StagesWithoutEnd = with_split(xblock=2, num_stages=16)
 
 
 class SmallerConfigKernelTest(MixOrderTestCase):

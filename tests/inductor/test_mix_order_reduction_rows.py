@@ -21,9 +21,9 @@ from torch._inductor.mix_order_row_loop import RowSplit
 from torch._inductor.mix_order_row_split import row_split
 from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
 from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.runtime.launch_plan import LaunchPlan
 from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch._inductor.runtime.triton_compat import Config
-from torch._inductor.runtime.launch_plan import LaunchPlan
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -44,9 +44,11 @@ try:
         MixOrderTestCase,
         nvidia_only,
         randn,
+        Reload,
         rms_norm_args,
         rms_norm_backward,
         SPLIT_SIZE,
+        with_split,
     )
 except ImportError:
     from test_mix_order_reduction_utils import (
@@ -58,9 +60,11 @@ except ImportError:
         MixOrderTestCase,
         nvidia_only,
         randn,
+        Reload,
         rms_norm_args,
         rms_norm_backward,
         SPLIT_SIZE,
+        with_split,
     )
 
 
@@ -117,27 +121,23 @@ class PersistentRowsTest(MixOrderTestCase):
 
     fuse = FUSE_ALL
 
-    def meta(self, code):
-        """What the kernel carries of its row split."""
-        return self.row_split(code)
-
     # of 8 rows: a tile and a bit, 2, 2 and a bit, and more
     @parametrize("rows", (9, 16, 17, 133, 1031))
     def test_rows(self, rows):
         code = self.check(rms_norm_backward, *rms_norm_args(rows, 96))
-        meta = self.meta(code)
+        meta = self.row_split(code)
         (xblock, _, _), *_ = meta["row_tiles"]
         self.assertLessEqual(meta["num_programs"], -(-rows // xblock))
 
     @parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
     def test_dtypes(self, dtype):
         code = self.check(sums, randn(133, 96, dtype=dtype), randn(96, dtype=dtype))
-        self.meta(code)
+        self.row_split(code)
 
     @parametrize("rows", (200, 331))
     def test_workspace_does_not_grow(self, rows):
         code = self.check(sums, randn(rows, 8192), randn(8192))
-        programs = self.meta(code)["num_programs"]
+        programs = self.row_split(code)["num_programs"]
         properties = DeviceProperties.create(torch.device(GPU_TYPE))
         self.assertEqual(programs % properties.multi_processor_count, 0)
         self.assertIn(
@@ -230,12 +230,12 @@ class PersistentRowsTest(MixOrderTestCase):
                     actual = f(x, weight)
                 self.compare(sums, actual, (x, weight))
         self.assertEqual(metrics.codegen_mix_order_reduction, 1)
-        self.meta(code)
+        self.row_split(code)
 
     def test_pipelined(self):
         code = self.check(sums, randn(133, 4096), randn(4096))
         self.assertIn("num_stages=NUM_STAGES", self.kernel(code)[1].partition("\n")[0])
-        (_, _, num_stages), *_ = self.meta(code)["row_tiles"]
+        (_, _, num_stages), *_ = self.row_split(code)["row_tiles"]
         self.assertGreater(num_stages, 1)
 
     # a padded tile loads less
@@ -245,7 +245,7 @@ class PersistentRowsTest(MixOrderTestCase):
             self.skipTest("less shared memory holds fewer stages")
         args = rms_norm_args(133, columns, torch.bfloat16)
         code = self.check(rms_norm_backward, *args)
-        (_, _, num_stages), *_ = self.meta(code)["row_tiles"]
+        (_, _, num_stages), *_ = self.row_split(code)["row_tiles"]
         self.assertEqual(num_stages, stages)
 
     @parametrize("option", (DEBUG, SPLIT_SIZE))
@@ -259,7 +259,7 @@ class PersistentRowsTest(MixOrderTestCase):
 
     def test_block_pointers(self):
         code = self.check(sums, randn(133, 128), randn(128), **{"triton.use_block_ptr": True})
-        self.meta(code)
+        self.row_split(code)
         self.assertIn("xoffset += ", code)
 
 
@@ -658,20 +658,7 @@ class RowSplitFunctionTest(ReloadTestCase):
                 self.assertTrue(0 < num_stages <= split.num_stages)
 
 
-class Reload(InductorChoices):
-    """Loads every row again, however narrow."""
-
-    @staticmethod
-    def mix_order_row_split(*args, **kwargs):
-        split = InductorChoices.mix_order_row_split(*args, **kwargs)
-        return dataclasses.replace(split, reload=True)
-
-
-class ReloadWithoutHoisting(InductorChoices):
-    @staticmethod
-    def mix_order_row_split(*args, **kwargs):
-        split = InductorChoices.mix_order_row_split(*args, **kwargs)
-        return dataclasses.replace(split, reload=True, hoist=False)
+ReloadWithoutHoisting = with_split(reload=True, hoist=False)
 
 
 @nvidia_only

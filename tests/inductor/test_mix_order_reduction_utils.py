@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics
+from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.cpp_wrapper_gpu import DeferredTritonCallWrapper
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.device_model import DeviceModel
@@ -94,6 +95,22 @@ def device_model(cc=90, sms=132):
 
 
 H200 = device_model()
+
+
+def with_split(**changes):
+    """A class of choices by which a row split has these ``changes``."""
+
+    class Changed(InductorChoices):
+        @staticmethod
+        def mix_order_row_split(*args, **kwargs):
+            split = InductorChoices.mix_order_row_split(*args, **kwargs)
+            return dataclasses.replace(split, **changes)
+
+    return Changed
+
+
+# Every row is loaded again, however narrow.
+Reload = with_split(reload=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from typing import Optional, TYPE_CHECKING
 from . import config
 from .dependencies import MemoryDep
 from .mix_order_accesses import accessed_numel
-from .persistent_reduction import has_online_softmax
+from .persistent_reduction import has_online_softmax, has_reduction
 from .runtime.hints import ReductionHint
 from .vector_width import accesses, aligned_columns
 from .virtualized import V
@@ -196,14 +196,8 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
         return True
     columns, vector = features.reduction_numel, vector_columns(features)
     return vector > 1 and (
-        largest_divisor(columns, vector) < vector or not has_welford(features)
-    )
-
-
-def has_welford(features: SIMDKernelFeatures) -> bool:
-    return any(
-        node.node.get_reduction_type() in ("welford_reduce", "welford_combine")  # type: ignore[union-attr]
-        for node in features.reduction_nodes()
+        largest_divisor(columns, vector) < vector
+        or not has_reduction(features, "welford_reduce", "welford_combine")
     )
 
 

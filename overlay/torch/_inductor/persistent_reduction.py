@@ -79,11 +79,16 @@ class Loops:
         )
 
 
-def has_online_softmax(features: SIMDKernelFeatures) -> bool:
+def has_reduction(features: SIMDKernelFeatures, *kinds: str) -> bool:
+    """Whether a kernel has a reduction of one of the ``kinds``."""
     return any(
-        node.node.get_reduction_type() == "online_softmax_reduce"  # type: ignore[union-attr]
+        node.node.get_reduction_type() in kinds  # type: ignore[union-attr]
         for node in features.reduction_nodes()
     )
+
+
+def has_online_softmax(features: SIMDKernelFeatures) -> bool:
+    return has_reduction(features, "online_softmax_reduce")
 
 
 def loops(features: SIMDKernelFeatures) -> Optional[Loops]:

@@ -3,9 +3,9 @@ The values of long rows in a pointwise kernel with one index.
 
 An element's row is a quotient. Where the columns are no multiple of those that a thread has,
 it does not know that its adjacent elements are of one row, so each has a quotient, a rest,
-and a load for each value of a row. But a block that is no longer than a row has elements of two rows at
-most: that of its first element, and the next one. Both rows' values are loaded once a
-program, and an element selects one of them by its column.
+and a load for each value of a row. But a block that is no longer than a row has elements of
+two rows at most: that of its first element, and the next one. Both rows' values are loaded
+once a program, and an element selects one of them by its column.
 """
 
 from __future__ import annotations

@@ -114,8 +114,9 @@ def pointwise_row_loop(
 
 def adjacent_elements(dep: MemoryDep, columns: sympy.Expr) -> int:
     """Those that a thread can load at once by one index over rows of ``columns``."""
-    vector = aligned_columns(dep.normalize())
-    return vector if dep.normalize().is_contiguous() else largest_divisor(columns, vector)
+    flat = dep.normalize()
+    vector = aligned_columns(flat)
+    return vector if flat.is_contiguous() else largest_divisor(columns, vector)
 
 
 def moved_bytes(whole: Sequence[MemoryDep], nodes: Sequence[SchedulerNode]) -> int:
