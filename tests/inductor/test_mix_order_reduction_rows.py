@@ -158,10 +158,10 @@ class PersistentRowsTest(MixOrderTestCase):
             return x.sum(1), columns
 
         x = randn(2200, 768)
-        alone = self.meta(self.check(f, x))
+        alone = self.row_split(self.check(f, x))
         more = [randn(768) for _ in range(8)]
         metrics.reset()
-        self.assertEqual(self.meta(self.check(f, x, *more)), alone)
+        self.assertEqual(self.row_split(self.check(f, x, *more)), alone)
 
     def costs(self, f, *args, **options):
         """What a row costs that the row split is made for."""
@@ -251,7 +251,7 @@ class PersistentRowsTest(MixOrderTestCase):
     @parametrize("option", (DEBUG, SPLIT_SIZE))
     def test_not_persistent(self, option):
         args = randn(133, 96), randn(96)
-        self.meta(self.check(sums, *args))
+        self.row_split(self.check(sums, *args))
         value = 16 if option == SPLIT_SIZE else {"persistent_row_split": False}
         code = self.check(sums, *args, fused=2, **{option: value})
         self.assertNotIn("'num_programs'", code)
