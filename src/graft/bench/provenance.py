@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,17 @@ def stamp(path: Path, root: Path) -> str:
     names = " and ".join(stack[:12] for stack in stacks)
     said = ", ".join(filter(None, (f"{word} {names}" if names else "", date[:10])))
     return f"{said} (the same code in {same[:12]})" if same else said
+
+
+def of_one(stack: str, paths: Iterable[Path]) -> str:
+    """`Stack 12a33358d1b3; measured 2026-11-20`: of results that are all of `stack`, or of stacks
+    with the same code."""
+    found = [results.load(path) for path in paths]
+    days = dict.fromkeys(sorted(each["date"][:10] for each in found))
+    said = f"Stack {stack[:12]}"
+    if any(each["stack_hash"] != stack for each in found):
+        said += ", or an earlier one that generates the same code"
+    return f"{said}; measured {' and '.join(days)}"
 
 
 def cited(text: str, root: Path) -> Iterator[Path]:

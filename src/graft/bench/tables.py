@@ -48,6 +48,7 @@ from graft.bench.stats import geomean
 from graft.errors import GraftError
 
 CURRENT = frozenset({"README.md"})
+SUMMARY = "time, stock / patched (geometric mean)"
 NONE_CURRENT = (
     "Of the stack as it is, nothing is measured yet (`graft bench publish`);"
     " [what was measured](docs/measured.md) of earlier ones has their dates."
@@ -112,12 +113,17 @@ def content(spec: Sequence[str], root: Path, where: str) -> str:
         files = [name for name in files if name not in to_come]
         if not files and where not in CURRENT:
             return f"Not measured yet: `graft bench publish --part {next(iter(to_come.values()))}`."
-    if where in CURRENT and (hash := parts.tree_hash(root)) is not None:
+    hash = parts.tree_hash(root)
+    if where in CURRENT and hash is not None:
         files = [name for name in files if hash in _stacks(root / name, root)]
     if where in CURRENT and not files:
         return NONE_CURRENT
     spec = [*files, *(f"{name}={value}" for name, value in options.items())]
-    stamps = dict.fromkeys(filter(None, (provenance.stamp(root / name, root) for name in files)))
+    if where in CURRENT and hash is not None:
+        stamps = [provenance.of_one(hash, [root / name for name in files])]
+    else:
+        found = (provenance.stamp(root / name, root) for name in files)
+        stamps = list(dict.fromkeys(filter(None, found)))
     between = " " if options.get("view") == "sentence" else "\n\n"
     return between.join([table(spec, root, where), *(["; ".join(stamps) + "."] if stamps else [])])
 
@@ -281,7 +287,7 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
             if steps:
                 points = [(row, _generated(row)) for row in rows]
                 lines.append(_summary_line(f"{name}: generated kernels", points, steps))
-    return markdown(["", "points", "stock / patched", "worst", "at"], lines, 1)
+    return markdown(["", "points", SUMMARY, "least", "at"], lines, 1)
 
 
 def _summary_line(

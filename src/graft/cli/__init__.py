@@ -410,6 +410,13 @@ def pin_add(
     type=click.Path(path_type=Path),
     help="A test file by itself.",
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "lab"]),
+    default="cuda",
+    show_default=True,
+    help="lab: without a GPU, under Triton's interpreter.",
+)
 @click.option("--timeout", "limit_s", type=float, help="Seconds for a test (default 600).")
 @click.option("-k", "keyword", help="Only these tests, as pytest's -k.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes a GPU.")
@@ -428,6 +435,7 @@ def upstream_tests(
     prefix: Path,
     source: Path | None,
     paths: tuple[Path, ...],
+    device: str,
     limit_s: float | None,
     keyword: str | None,
     workers: int,
@@ -460,6 +468,7 @@ def upstream_tests(
             files,
             source=source,
             paths=paths,
+            device=device,
             limit_s=tests.LIMIT_S if limit_s is None else limit_s,
             keyword=keyword,
             workers=workers,

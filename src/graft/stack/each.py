@@ -1,9 +1,9 @@
 """`graft verify --each`: a patch must be worth its place.
 
-With the whole patch, its tests and those of every earlier patch pass. With the hunks that name its
-knobs and its new files kept and its other hunks dropped, its tests give at least one assertion
-failure, and no import or attribute error: they test what the hunks do, and fail for that reason
-alone.
+With the whole patch, its tests and those of every earlier patch pass. With its new files kept, and
+the hunks that name its knobs or a device's numbers, and its other hunks dropped, its tests give at
+least one assertion failure, and no import or attribute error: they test what the hunks do, and fail
+for that reason alone.
 
 A patch's own tests are those that it adds, or changes (`own_tests`).
 
@@ -32,8 +32,8 @@ from graft.testing.runner import Run
 from graft.testing.suite import QUICK
 
 TESTS = COPIES["test/inductor/"]
-# where a patch says what a knob, or a debug option, is called
-_KNOBS = ("config.py", "mix_order_debug.py")
+# where a patch says what a knob, a debug option or a number of a device is called
+_KNOBS = ("config.py", "mix_order_debug.py", "device_model.py")
 _INI = "[pytest]\naddopts = --import-mode=importlib\n"
 
 

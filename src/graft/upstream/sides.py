@@ -176,7 +176,7 @@ def check_able(halves: Sequence[Half], needs_gpu: bool = True) -> tuple[list[str
         if not count and needs_gpu:
             raise GraftError(
                 "upstream's tests need a GPU, and there is none here (or no driver for it)",
-                "./build.sh test (this repository's own tests need none)",
+                "the same command with --device lab, under Triton's interpreter",
             )
     if not needs_gpu:
         return [""], "no GPU"

@@ -50,6 +50,7 @@ def compare(
     *,
     source: Path | None = None,
     paths: Sequence[Path] = (),
+    device: str = "cuda",
     limit_s: float = LIMIT_S,
     keyword: str | None = None,
     workers: int = 1,
@@ -64,7 +65,8 @@ def compare(
 
     The files come from `source`, a checkout at the pin's commit; or from `paths`, test files by
     themselves, all of which are run, and which may be of another commit; or from a sparse fetch of
-    that commit, kept in the user's cache. `limit_s` is for each test, `keyword` is pytest's ``-k``,
+    that commit, kept in the user's cache. `device` is "cuda", or "lab" for kernels under Triton's
+    interpreter. `limit_s` is for each test, `keyword` is pytest's ``-k``,
     `workers` are processes a GPU (of CUDA_VISIBLE_DEVICES, or all). Results are kept in the folder
     `kept` (default: in the user's cache) as they come, and a run takes up what an earlier one of
     the same kept, unless `anew`; after `seconds` it ends with what it has. Raises UsageError for a
@@ -77,12 +79,14 @@ def compare(
     if workers < 1:
         raise UsageError(f"{workers} processes a GPU; expected 1 or more")
     meant = differences.load(stack, root)
-    extra = GPU_ONLY if gpu_only else {}
+    extra = {"GRAFT_TEST_DEVICE": device, "TRITON_INTERPRET": str(int(device == "lab"))}
+    if gpu_only:
+        extra |= GPU_ONLY
     with tempfile.TemporaryDirectory(prefix="graft-upstream-") as aside:
         folder = Path(aside)
         both = sides.halves(built, folder, extra)
         stock, patched = (half.folder for half in both)
-        gpus, gpu_name = sides.check_able(both)
+        gpus, gpu_name = sides.check_able(both, needs_gpu=device == "cuda")
         if paths:
             wanted = sources.copy(paths, stock)
         else:
