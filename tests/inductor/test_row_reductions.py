@@ -15,6 +15,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import looped_reduction, persistent_reduction
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.looped_reduction import (
     LoopConfig,
@@ -294,6 +295,21 @@ class BroadcastTest(TestCase):
         code = self.check(masked_fill, scores, keep(4, 1, 1, 256))
         self.assertIn("'num_warps': 1", code)
 
+    def test_rows_that_are_read_across(self):
+        """A row a program would load a sector for each of its columns."""
+
+        def f(x, crossing):
+            y = x + crossing.transpose(1, 2)
+            norm = torch.nn.functional.layer_norm(y.float(), (640,))
+            return norm.type_as(crossing), y
+
+        x = torch.randn(8, 36, 640, device=GPU_TYPE)
+        crossing = torch.randn(8, 640, 36, device=GPU_TYPE).bfloat16()
+        (actual, _), _, found = self.compiled(f, x, crossing)
+        self.assertEqual(found, [REDUCTION])
+        expect, _ = f(x.double(), crossing.double())
+        self.assertEqual(actual.double(), expect.double(), atol=0.02, rtol=0.01)
+
     def test_columns_that_are_not_along_memory(self):
         def f(scores, bias):
             return torch.softmax(scores + bias, -2)
@@ -471,6 +487,8 @@ class SharedMaximaTest(TestCase):
         expect = f(x.double())
         self.assertEqual((actual.shape, actual.dtype), (expect.shape, x.dtype))
         tolerance = 4 * torch.finfo(x.dtype).eps
+        # and the reference's: it may add the columns one after another
+        tolerance += x.shape[-1] * torch.finfo(expect.dtype).eps
         self.assertEqual(
             actual.double(), expect, atol=tolerance, rtol=tolerance, equal_nan=True
         )
@@ -983,6 +1001,20 @@ class ShortLoopsTest(TestCase):
             self.check(halves, 3, 2200, dtype=torch.float32),
         ):
             self.assertNotIn("'loop': (", code)
+
+    def test_rows_that_are_read_across(self):
+        """A row a program would load a sector for each of its columns."""
+
+        def f(x):
+            return (x + x.flip(0)).sum(-1)
+
+        def across(x):
+            return (x + x.view(1100, -1).t()).sum(-1)
+
+        hint = mock.Mock(return_value=ReductionHint.INNER)
+        with mock.patch.object(SIMDKernelFeatures, "get_reduction_hint", hint):
+            self.assertIn(FOUR_WARPS, self.check(f, 24, 1100))
+            self.assertNotIn("'loop': (", self.check(across, 24, 1100))
 
     def test_bytes(self):
         """Whose rows begin at words."""

@@ -26,7 +26,11 @@ from typing import Optional, TYPE_CHECKING
 from . import config
 from .dependencies import MemoryDep
 from .mix_order_accesses import accessed_numel
-from .persistent_reduction import has_online_softmax, has_reduction
+from .persistent_reduction import (
+    has_online_softmax,
+    has_reduction,
+    reads_across_rows,
+)
 from .runtime.hints import ReductionHint
 from .vector_width import accesses, aligned_columns
 from .virtualized import V
@@ -159,6 +163,7 @@ def decides_warps(kernel: TritonKernel) -> bool:
         and not kernel.cooperative_reduction
         and not kernel.is_combo_kernel
         and not any(map(features.contains_op, ("scan", "sort")))
+        and not reads_across_rows(features)
     )
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional, TYPE_CHECKING
 
+from .dependencies import MemoryDep
+from .mix_order_accesses import accessed_numel
 from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .virtualized import V
@@ -54,6 +56,7 @@ class Loops:
     loops: over the row, if it is looped
     online_softmax: whether a loop has the maximum and the sum of exponentials
     plain: whether loops compute nothing but arithmetic, and the last alone stores
+    across: whether adjacent elements of an input are of other rows
     """
 
     rnumel: int
@@ -61,6 +64,7 @@ class Loops:
     loops: int
     online_softmax: bool
     plain: bool = False
+    across: bool = False
 
     def takes(self, columns: int) -> int:
         """Registers of a thread that has ``columns`` of rows."""
@@ -112,6 +116,34 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
             for node in features.scheduler_nodes()
             for name in FUNCTIONS
         ),
+        across=reads_across_rows(features),
+    )
+
+
+def reads_across_rows(features: SIMDKernelFeatures) -> bool:
+    """
+    Whether an input has a value for each row and column, and adjacent ones are of other
+    rows. A program of one row loads a sector of memory for each column of it, which those
+    of the rows beside it load again.
+    """
+    nodes = features.scheduler_nodes()
+    stored = {dep.name for node in nodes for dep in node.read_writes.writes}
+    numel = features.numel * features.reduction_numel
+    return any(
+        isinstance(dep, MemoryDep)
+        and dep.name not in stored
+        and lies_across(dep)
+        and V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
+        for node in nodes
+        for dep in node.read_writes.reads
+    )
+
+
+def lies_across(dep: MemoryDep) -> bool:
+    """Whether the innermost variable of ``dep`` has a stride, and another has none."""
+    *others, columns = dep.ranges or (None,)
+    return dep.index.coeff(columns) not in (0, 1) and any(
+        dep.index.coeff(var) == 1 for var in others
     )
 
 
@@ -120,6 +152,8 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     Why a kernel of rows beyond 1024 columns, or of shorter ones that are inner by their
     accesses alone, is looped; None when it is persistent.
     """
+    if row.across:
+        return "a program of one row reads across the rows"
     if row.rnumel > max_rnumel:
         return f"{row.rnumel} columns are more than {max_rnumel}"
     if row.loops < 2 and not row.online_softmax:
