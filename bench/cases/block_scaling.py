@@ -1,7 +1,9 @@
 """Block scaling of [M, N] in blocks of 32, along either dimension and along both at once.
 
 `dim0` scales along the contiguous dimension, `dim1` along the other and returns its result
-transposed, as the two matrix products of a linear layer want it.
+transposed, as the two matrix products of a linear layer want it. People write it in several ways:
+`flat` has the blocks in one dimension (pytorch#149982), `flat` and `view` transpose the result
+back, `back` copies it back as well.
 """
 
 import torch
@@ -30,8 +32,49 @@ def mx_dim1(x):
     return _scale(x.t().contiguous())
 
 
+def _flat(x, block=BLOCK):
+    t = x.t().contiguous()
+    blocks = t.reshape(-1, block)
+    amax = blocks.abs().amax(1).unsqueeze(1)
+    return (blocks / amax).reshape(t.shape).t(), amax
+
+
+def mx_dim1_flat(x):
+    return _flat(x)
+
+
+def mx_dim1_flat16(x):
+    return _flat(x, 16)
+
+
+def mx_dim1_flat64(x):
+    return _flat(x, 64)
+
+
+def mx_dim1_flat128(x):
+    return _flat(x, 128)
+
+
+def mx_dim1_view(x):
+    t = x.t().contiguous()
+    blocks = t.reshape(t.shape[0], -1, BLOCK)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).reshape(t.shape).t(), amax
+
+
+def mx_dim1_back(x):
+    y, amax = _flat(x)
+    return y.contiguous(), amax
+
+
 def mx_both(x):
     return *mx_dim0(x), *mx_dim1(x)
+
+
+def mx_both_flat(x):
+    blocks = x.reshape(-1, BLOCK)
+    amax = blocks.abs().amax(1).unsqueeze(1)
+    return (blocks / amax).reshape(x.shape), amax, *_flat(x)
 
 
 def mx_both_fp8(x):
@@ -52,12 +95,12 @@ def _matrix(shape, dtype, device):
     return (torch.randn(shape, dtype=dtype, device=device),)
 
 
-def _bytes(directions, value_bytes=None, scale_bytes=None):
+def _bytes(directions, value_bytes=None, scale_bytes=None, block=BLOCK):
     def bytes_moved(shape, dtype):
         m, n = shape
         value = value_bytes or dtype.itemsize
         scale = scale_bytes or dtype.itemsize
-        return m * n * dtype.itemsize + directions * (m * n * value + m * n // BLOCK * scale)
+        return m * n * dtype.itemsize + directions * (m * n * value + m * n // block * scale)
 
     return bytes_moved
 
@@ -69,6 +112,14 @@ def _case(name, summary, fn, bytes_moved):
 CASES = [
     _case("mx_dim0", "scale blocks of 32 along the contiguous dimension", mx_dim0, _bytes(1)),
     _case("mx_dim1", "scale blocks of 32 along the other, transposed", mx_dim1, _bytes(1)),
+    _case("mx_dim1_flat", "the same of flattened blocks, transposed back", mx_dim1_flat, _bytes(1)),
+    *(
+        _case(fn.__name__, f"the same of blocks of {n}", fn, _bytes(1, block=n))
+        for n, fn in ((16, mx_dim1_flat16), (64, mx_dim1_flat64), (128, mx_dim1_flat128))
+    ),
+    _case("mx_dim1_view", "the same in three dimensions, transposed back", mx_dim1_view, _bytes(1)),
+    _case("mx_dim1_back", "the flattened one, copied back", mx_dim1_back, _bytes(1)),
     _case("mx_both", "scale both ways in one graph", mx_both, _bytes(2)),
+    _case("mx_both_flat", "both ways of flattened blocks", mx_both_flat, _bytes(2)),
     _case("mx_both_fp8", "both ways, to e4m3 with e8m0 scales", mx_both_fp8, _bytes(2, 1, 1)),
 ]

@@ -11,6 +11,8 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
+import sympy
+
 import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import looped_reduction, persistent_reduction
@@ -22,7 +24,8 @@ from torch._inductor.looped_reduction import (
     LoopedRows,
     online_softmax_config,
 )
-from torch._inductor.persistent_reduction import Loops, why_looped
+from torch._inductor.mix_order_trace import Op, Width
+from torch._inductor.persistent_reduction import Again, Loops, row_passes, why_looped
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
 from torch._inductor.test_case import run_tests, TestCase
@@ -33,6 +36,7 @@ from torch.testing._internal.common_utils import (
     parametrize,
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+from torch.utils._sympy.functions import FloorDiv
 
 
 INF, NAN = float("inf"), float("nan")
@@ -44,7 +48,7 @@ on_cuda = unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
 
 LONG = {
     "triton.persistent_reductions": True,
-    "triton.persistent_reduction_max_numel": 8192,
+    "triton.persistent_reduction_max_numel": 16384,
     "triton.cooperative_reductions": False,
     "triton.multi_kernel": 0,
     "triton.mix_order_reduction": False,
@@ -69,6 +73,30 @@ def rms_norm(x):
 def gated_norm(x, gate):
     y = x * torch.sigmoid(gate)
     return y / (y.abs().mean(-1, keepdim=True) + 1)
+
+
+def scaled_norm(x, weight):
+    return rms_norm(x) * weight[0]
+
+
+def centered_norm(x, weight):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight[0])
+
+
+def added_norm(x, y):
+    total = x + y
+    return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1)
+
+
+WIDE = (
+    (gated_norm, 8192),
+    (gated_norm, 5120),
+    (centered_norm, 5003),
+    (centered_norm, 8192),
+    (added_norm, 8190),
+    (softmax_of_floats, 16384),
+    (softmax_of_floats, 12300),
+)
 
 
 @on_cuda
@@ -125,8 +153,33 @@ class LongRowsTest(TestCase):
     def test_one_loop(self):
         self.check(lambda x: x.sum(-1), (3, 4096), REDUCTION)
 
+    @parametrize("f, columns", WIDE)
+    def test_wide_programs(self, f, columns):
+        """16 warps hold a row of which loops compute functions, or divide, again."""
+        args = f.__code__.co_argcount, torch.bfloat16
+        code = self.check(f, (3, columns), PERSISTENT, *args)
+        self.assertIn("'num_warps': 16", code)
+        self.check(f, (3, columns), REDUCTION, *args, **STOCK)
+
+    def test_wide_programs_in_float32(self):
+        for f in (gated_norm, centered_norm, added_norm):
+            code = self.check(f, (3, 8190), PERSISTENT, 2)
+            self.assertIn("'num_warps': 16", code)
+
+    def test_wide_rows_of_arithmetic(self):
+        """A loop over them has more programs on an SM."""
+        for f, columns in ((scaled_norm, 8192), (centered_norm, 16384), (gated_norm, 16382)):
+            count = f.__code__.co_argcount
+            self.check(f, (3, columns), REDUCTION, count, torch.bfloat16)
+
+    @parametrize("columns", (1100, 2501))
+    @parametrize("f", (softmax_of_floats, centered_norm, gated_norm))
+    def test_padding_that_pays(self, f, columns):
+        self.check(f, (3, columns), PERSISTENT, f.__code__.co_argcount)
+
     def test_padding(self):
-        self.check(softmax_of_floats, (3, 2500), REDUCTION)
+        for f, columns in ((rms_norm, 2500), (softmax_of_floats, 5000), (gated_norm, 9000)):
+            self.check(f, (3, columns), REDUCTION, f.__code__.co_argcount)
 
     def test_longer_than_the_most(self):
         options = {"triton.persistent_reduction_max_numel": 2048}
@@ -372,6 +425,64 @@ class PersistentPolicyTest(TestCase):
 
     def test_most(self):
         self.assertIn("more than 2048", self.why(most=2048))
+
+    def test_wide(self):
+        """16 warps, where loops do more than arithmetic and loads of one tensor again."""
+
+        def warps(rnumel, online_softmax=False, **again):
+            row = Loops(rnumel, 3, 2, online_softmax, again=Again(**again))
+            looped = why_looped(row, 16384)
+            self.assertEqual(looped is None, persistent_reduction.num_warps(row) is not None)
+            return persistent_reduction.num_warps(row)
+
+        self.assertIsNone(warps(8192))
+        self.assertIsNone(warps(8192, loads=1))
+        for again in ({"functions": True}, {"welford": True}, {"loads": 2}):
+            self.assertEqual(warps(8192, **again), 16)
+            self.assertEqual(warps(8192, live=48, **again), 16)
+            self.assertIsNone(warps(8192, live=49, **again))
+            self.assertEqual(warps(5120, **again), 16)
+        for again in ({"functions": True}, {"online_softmax": True}):
+            self.assertEqual(warps(16384, **again), 16)
+            self.assertIsNone(warps(16382, **again))
+        self.assertIsNone(warps(16384, welford=True, loads=2))
+        # eight have fewer columns a thread
+        self.assertIsNone(why_looped(Loops(4096, 3, 2, False), 16384))
+        self.assertIsNotNone(
+            why_looped(Loops(4096, 5, 2, False, again=Again(functions=True)), 16384)
+        )
+
+    def test_padding_that_pays(self):
+        def why(rnumel, online_softmax=False, **again):
+            row = Loops(rnumel, 1, 2, online_softmax, again=Again(**again))
+            return why_looped(row, 16384)
+
+        self.assertIn("padded", why(2500))
+        self.assertIn("padded", why(2500, loads=2))
+        self.assertIsNone(why(2500, welford=True))
+        self.assertIsNone(why(2500, functions=True))
+        self.assertIsNone(why(2500, online_softmax=True))
+        self.assertIn("padded", why(5000, online_softmax=True))
+        self.assertIn("padded", why(9000, functions=True, welford=True, loads=3))
+
+    def test_what_loops_do_again(self):
+        """By the operations: y = f(x), y * g(sum(y)) computes f twice, and g once."""
+        tile, row = Width.TILE, Width.ROWS
+        ops = (
+            Op("load", (), tile, 32, 16),
+            Op("exp", (0,), tile, 32),
+            Op("row_reduction", (1,), row, 32),
+            Op("log", (2,), row, 32),
+            Op("load", (), tile, 32, 16),
+            Op("mul", (1, 3), tile, 32),
+            Op("add", (5, 4), tile, 32),
+            Op("store", (6,), tile, 0, 16),
+        )
+        first, last = map(set, row_passes(ops))
+        self.assertEqual(first, {0, 1, 2})
+        self.assertEqual(last, {0, 1, 2, 3, 4, 5, 6, 7})
+        without_store = row_passes(ops[:3])
+        self.assertEqual([set(each) for each in without_store], [{0, 1, 2}, set()])
 
 
 # Online softmax
@@ -915,6 +1026,77 @@ class PeeledLoopsTest(TestCase):
             actual, code = self.compile(f, given, **options)
             self.assertEqual(actual, f(given), atol=1e-3, rtol=1e-4)
             self.assertNotIn("R0_WHOLE", code)
+
+
+# Parts of a reduction that is split
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class SplitPartsTest(TestCase):
+    """Each part begins at a vector where the first one does."""
+
+    def check(self, f, shape, part, dtype=torch.float32):
+        """As if what is long were split into three."""
+
+        def split(device, reduction_numel_hint, *args, **kwargs):
+            return 3 if reduction_numel_hint > 10000 else 1
+
+        x = torch.randn(shape, device=GPU_TYPE).to(dtype)
+        torch._dynamo.reset()
+        with (
+            inductor_config.patch(
+                {
+                    "split_reductions": True,
+                    "triton.cooperative_reductions": False,
+                    "triton.mix_order_reduction": False,
+                    "force_disable_caches": True,
+                }
+            ),
+            mock.patch.object(
+                InductorChoices, "reduction_split_factor", staticmethod(split)
+            ),
+        ):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), x)
+        sizes = re.findall(r"r0_numel = (\d+)", "\n".join(code))
+        self.assertEqual(sizes, [str(part), "3"])
+        expect = f(x.double())
+        eps = torch.finfo(dtype).eps
+        atol = 4 * eps * x.numel() ** 0.5
+        self.assertEqual(actual.double(), expect, atol=atol, rtol=4 * eps)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("f", (torch.sum, torch.amax, torch.var))
+    def test_parts(self, f, dtype):
+        self.check(f, (4, 2501), 3344, dtype)  # ceil(10004 / 3) is 3335
+
+    def test_rows(self):
+        self.check(lambda x: x.sum(-1), (2, 10004), 3344)
+
+    def test_as_ever(self):
+        """Equal parts, and what is no multiple of anything."""
+        self.check(torch.sum, (3, 3337), 3337)
+        self.check(torch.sum, (1, 10003), 3335)
+
+    def test_columns(self):
+        """Parts of columns that are summed across: a row is a vector, or none."""
+        self.check(lambda x: x.sum(0), (10004, 2), 3335)
+
+
+class PartElementsTest(TestCase):
+    def test_part(self):
+        self.assertTrue(hasattr(looped_reduction, "part_elements"))
+
+        def part(numel, split, hint=ReductionHint.INNER):
+            return looped_reduction.part_elements(sympy.sympify(numel), split, hint)
+
+        self.assertEqual(part(10004, 3), 3344)
+        self.assertEqual(part(10004, 3, ReductionHint.OUTER), 3335)
+        self.assertEqual(part(10003, 3), 3335)
+        self.assertEqual(part(9 * 1111, 3), 3333)
+        self.assertEqual(part(1024 * 128256, 528), 248752)
+        size = sympy.Symbol("s0", integer=True, positive=True)
+        self.assertEqual(str(part(size, 3)), str(FloorDiv(size + 2, 3)))
 
 
 # Loops over short rows

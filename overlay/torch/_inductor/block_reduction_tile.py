@@ -185,6 +185,20 @@ def accesses(
     return both
 
 
+def may_have_tile(device: Optional[torch.device], block: sympy.Expr) -> bool:
+    """Whether a reduction of ``block`` values on ``device`` is one that may have a tile."""
+    return (
+        config.triton.block_reduction_tiles
+        and config.triton.persistent_reductions
+        and not config.triton.force_cooperative_reductions
+        and isinstance(block, (int, sympy.Integer))
+        and 1 < block <= MAX_BLOCK
+        and torch.version.hip is None
+        and device is not None
+        and device.type == "cuda"
+    )
+
+
 def block_reduction_tiling(
     analysis: CoalesceVarAnalysis, reduction_numel: sympy.Expr
 ) -> Optional[tuple[dict[str, sympy.Expr], dict[str, int]]]:
@@ -235,19 +249,21 @@ def _tile(
 ) -> Optional[tuple[tuple[list[Access], list[Access]], BlockReductionTile]]:
     """The reads and writes of a kernel tiled as ``tiling``, and its tile."""
     if (
-        not config.triton.block_reduction_tiles
-        or not config.triton.persistent_reductions
-        or config.triton.force_cooperative_reductions
-        or not isinstance(tiling["r0_"], (int, sympy.Integer))
-        or tiling["r0_"] > MAX_BLOCK
-        or torch.version.hip is not None
-        or V.graph.get_current_device_or_throw().type != "cuda"
+        not may_have_tile(V.graph.get_current_device_or_throw(), tiling["r0_"])
         or (found := accesses(reads_writes, tiling)) is None
     ):
         return None
     hint = V.graph.sizevars.optimization_hint
     tile = choose_tile(*found, {prefix: hint(n) for prefix, n in tiling.items()})
     return None if tile is None else (found, tile)
+
+
+def tile_of(
+    reads_writes: FusedNormalizedReadsWrites, tiling: dict[str, sympy.Expr]
+) -> Optional[BlockReductionTile]:
+    """The tile of a kernel tiled as ``tiling``, whatever order its programs have."""
+    found = _tile(reads_writes, tiling)
+    return None if found is None else found[1]
 
 
 def main_accesses(

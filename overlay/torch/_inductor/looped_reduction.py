@@ -15,13 +15,16 @@ comparison, and an exponential that is added, and the rest is once for all of th
 
 A thread loads as many adjacent columns at once as have one mask: of rows of 50257 one,
 though each row may begin at a vector, as those of a padded product do. So the whole
-blocks of a long row have no mask, and what is left of it is a block apart.
+blocks of a long row have no mask, and what is left of it is a block apart. Of a reduction
+that is split, a part begins where the one before ends: its size decides what is aligned.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Optional, TYPE_CHECKING
+
+from torch.utils._sympy.functions import FloorDiv
 
 from . import config
 from .dependencies import MemoryDep
@@ -32,7 +35,7 @@ from .persistent_reduction import (
     reads_across_rows,
 )
 from .runtime.hints import ReductionHint
-from .vector_width import accesses, aligned_columns
+from .vector_width import accesses, aligned_columns, VECTOR_BYTES
 from .virtualized import V
 
 
@@ -223,6 +226,28 @@ def codegen_last_block(kernel: TritonKernel) -> None:
         kernel.codegen_reduction_indices(kernel.body)
         for code in (kernel.indexing_code, kernel.loads, kernel.compute, kernel.stores):
             kernel.body.splice(code)
+
+
+def part_elements(
+    reduction_numel: sympy.Expr, split: int, hint: ReductionHint
+) -> sympy.Expr:
+    """
+    Of a reduction of ``reduction_numel`` elements that is split into ``split`` parts, those
+    of each. Where the last part has fewer, they are so many that each begins at a vector
+    if the first one does, and the last one has what is left.
+
+    An odd ``reduction_numel`` has no vectors: what is masked of the last part is at the
+    remainder by it, which begins anywhere.
+    """
+    part = FloorDiv(reduction_numel + (split - 1), split)
+    if (
+        hint != ReductionHint.INNER
+        or not part.is_Integer
+        or reduction_numel % split == 0
+        or reduction_numel % 2 != 0
+    ):
+        return part
+    return part + -part % VECTOR_BYTES
 
 
 def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:

@@ -6,6 +6,11 @@ a row's reductions are used on the row again, a loop reads it twice, and compute
 twice what it reduces; an online softmax computes two exponentials an element, so as
 not to. A persistent kernel does neither, as long as what it holds of a row fits in
 registers.
+
+Of a row that eight warps do not hold, or that is padded by more than a third, a loop
+may be as good: it has more programs on an SM, and computes no padding. So it is asked
+what the loops do again, of the kernel's operations: functions of each element, the
+divisions of Welford's algorithm, or loads of several tensors.
 """
 
 from __future__ import annotations
@@ -13,14 +18,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional, TYPE_CHECKING
 
+from torch.utils._ordered_set import OrderedSet
+
+from . import ir
 from .dependencies import MemoryDep
 from .mix_order_accesses import accessed_numel
-from .runtime.hints import DeviceProperties
+from .mix_order_pressure import Demand, LaunchConfig
+from .mix_order_trace import Op, Trace, Width
+from .runtime.hints import _NUM_THREADS_PER_WARP, DeviceProperties
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .virtualized import V
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import sympy
 
     from .codegen.simd_kernel_features import SIMDKernelFeatures
@@ -45,6 +57,89 @@ COMPUTED_TILES = 2
 MAX_PADDING = 1 / 3
 # Functions that are worth computing once.
 FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "pow")
+# Warps of a program whose row of more than so many columns eight do not hold, and the most
+# columns of one whose loops compute nothing but arithmetic again. With twice as many an
+# SM has one program or two, which wait for memory in turn, and loops have four.
+WIDE_WARPS, WIDE_COLUMNS = 16, 8192
+# Registers of a thread with which an SM of 65536 holds two such programs, but for
+# addresses, masks and temporaries: what is live while all warps wait for a reduction.
+MAX_LIVE_REGISTERS = 64 - 16
+# Adjacent columns that a thread loads at once, at least, of rows of more than
+# ``WIDE_COLUMNS``: one at a time, each has registers for its address.
+WIDE_VECTOR = 4
+# Columns of a short row: most of its loops have masks, and of longer ones no more than the
+# last block has.
+SHORT_COLUMNS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """
+    What the loops over a row do more than once, which a persistent kernel does once.
+
+    functions: whether they compute functions of elements
+    loads: of tensors that have an element for each of rows and columns
+    welford: whether one has Welford's algorithm, which divides; a persistent kernel has
+        two sums
+    live: registers of a thread of a persistent kernel of ``WIDE_WARPS``, of what it holds
+        where its warps wait for a reduction
+    """
+
+    functions: bool = False
+    loads: int = 0
+    welford: bool = False
+    live: float = 0
+
+    @classmethod
+    def of(cls, features: SIMDKernelFeatures) -> Again:
+        """Of a kernel of static columns; nothing of one that scans or sorts."""
+        nodes = features.scheduler_nodes()
+        if not all(
+            isinstance(node.node, ir.ComputedBuffer)
+            and isinstance(node.node.data, (ir.Pointwise, ir.Reduction))
+            for node in nodes
+        ):
+            return cls()
+        ops = Trace.of(features.numel, nodes, ())
+        columns = int(features.reduction_numel)
+        launch = LaunchConfig(xblock=1, num_warps=WIDE_WARPS, hoist=False)
+        seen, again = OrderedSet[int](), OrderedSet[int]()
+        for each in row_passes(ops):
+            again |= seen & each
+            seen |= each
+        names = [ops[i].name for i in again if ops[i].width == Width.TILE]
+        return cls(
+            any(name in FUNCTIONS for name in names),
+            names.count("load"),
+            has_reduction(features, "welford_reduce", "welford_combine"),
+            Demand.of(ops, columns, launch).tiles,
+        )
+
+
+def row_passes(ops: Sequence[Op]) -> list[OrderedSet[int]]:
+    """
+    The operations of each loop over a row: what its reductions need, or, of the last, what
+    is stored, but for what is known of the row by then.
+    """
+    level: list[int] = []
+    for op in ops:
+        before = max((level[j] for j in op.inputs), default=0)
+        level.append(before + (op.name == "row_reduction"))
+    passes = []
+    for each in range(1, max(level, default=0) + 2):
+        last = each > max(level, default=0)
+        needed = OrderedSet(
+            i
+            for i, op in enumerate(ops)
+            if (op.name == "store" and last)
+            or (op.name == "row_reduction" and level[i] == each)
+        )
+        roots = OrderedSet(needed)
+        for i in reversed(range(len(ops))):
+            if i in needed and (ops[i].name != "row_reduction" or i in roots):
+                needed.update(ops[i].inputs)
+        passes.append(needed)
+    return passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +152,7 @@ class Loops:
     online_softmax: whether a loop has the maximum and the sum of exponentials
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
+    again: what more than one loop does
     """
 
     rnumel: int
@@ -65,6 +161,41 @@ class Loops:
     online_softmax: bool
     plain: bool = False
     across: bool = False
+    again: Again = Again()
+
+    @property
+    def padded(self) -> int:
+        """Columns of a persistent kernel's block."""
+        return next_power_of_2(self.rnumel)
+
+    @property
+    def computes_again(self) -> bool:
+        """Whether its loops compute more than arithmetic twice, which takes them longer
+        than their bytes do."""
+        return self.online_softmax or self.again.functions
+
+    @property
+    def pays_for_padding(self) -> bool:
+        """Whether a block of up to twice the row is better than its loops."""
+        if self.online_softmax:
+            return self.rnumel <= SHORT_COLUMNS
+        if self.rnumel > SHORT_COLUMNS and self.again.loads > 1:
+            return self.padded <= WIDE_COLUMNS
+        return self.padded <= WIDE_COLUMNS and (
+            self.again.functions or self.again.welford
+        )
+
+    @property
+    def has_wide_programs(self) -> bool:
+        """Whether ``WIDE_WARPS`` hold the row, and are better than its loops."""
+        columns = ceildiv(self.padded, WIDE_WARPS * _NUM_THREADS_PER_WARP)
+        if not COLUMNS_PER_THREAD // 2 <= columns <= COLUMNS_PER_THREAD:
+            return False
+        if self.again.live > MAX_LIVE_REGISTERS:
+            return False
+        if self.padded > WIDE_COLUMNS:
+            return self.computes_again and self.rnumel % WIDE_VECTOR == 0
+        return self.computes_again or self.again.welford or self.again.loads > 1
 
     def takes(self, columns: int) -> int:
         """Registers of a thread that has ``columns`` of rows."""
@@ -116,6 +247,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
             for node in features.scheduler_nodes()
             for name in FUNCTIONS
         ),
+        again=Again.of(features),
         across=reads_across_rows(features),
     )
 
@@ -158,11 +290,12 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
         return f"{row.rnumel} columns are more than {max_rnumel}"
     if row.loops < 2 and not row.online_softmax:
         return "one loop does all"
-    padded = next_power_of_2(row.rnumel)
+    padded = row.padded
     is_long = row.rnumel > 1024  # of others upstream's persistent kernels pad any
     if is_long and row.plain and row.streams > 1 and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
-    if is_long and padded > row.rnumel * (1 + MAX_PADDING):
+    is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
+    if is_long and not is_little_padded and not row.pays_for_padding:
         return f"{row.rnumel} columns are padded to {padded}"
     if num_warps(row) is None:
         return f"{row.streams + COMPUTED_TILES} tiles take too many registers"
@@ -170,13 +303,15 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
 
 
 def num_warps(row: Loops) -> Optional[int]:
-    """The fewest warps that hold the row at once; None when it is too long for any."""
-    padded = next_power_of_2(row.rnumel)
+    """
+    The fewest warps that hold the row at once, or ``WIDE_WARPS``; None where it is too
+    long for any.
+    """
     for warps in NUM_WARPS:
-        columns = ceildiv(padded, warps * 32)
+        columns = ceildiv(row.padded, warps * _NUM_THREADS_PER_WARP)
         if (
             columns <= COLUMNS_PER_THREAD
             and row.takes(columns) <= MAX_REGISTERS_PER_THREAD
         ):
             return warps
-    return None
+    return WIDE_WARPS if row.has_wide_programs else None

@@ -1,0 +1,380 @@
+# Owner(s): ["module: inductor"]
+"""The loops of a block reduction, and of what goes on with it, whatever views it is written in."""
+
+import sympy
+
+import torch
+import torch._inductor.config as inductor_config
+from test_reduction_tiling import BlockReductionTestBase, randn, TILED
+from torch._inductor.block_reduction_loops import (
+    count_as,
+    Strides,
+    without_needless_modulo,
+)
+from torch._inductor.graph import GraphLowering
+from torch._inductor.test_case import run_tests, TestCase
+from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
+from torch.testing._internal.inductor_utils import HAS_GPU
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+
+def flattened(x, block=32):
+    t = x.t().contiguous()
+    blocks = t.reshape(-1, block)
+    amax = blocks.abs().amax(1).unsqueeze(1)
+    return (blocks / amax).reshape(t.shape).t(), amax
+
+
+def not_transposed_back(x, block=32):
+    y, amax = flattened(x, block)
+    return y.t(), amax
+
+
+def three_dimensions(x, block=32):
+    t = x.t().contiguous()
+    blocks = t.reshape(t.shape[0], -1, block)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).reshape(t.shape).t(), amax
+
+
+def without_a_dimension(x, block=32):
+    t = x.t().contiguous()
+    blocks = t.reshape(t.shape[0], -1, block)
+    amax = blocks.abs().amax(-1)
+    return (blocks / amax[..., None]).view(t.shape), amax
+
+
+def unflattened(x, block=32):
+    blocks = x.t().unflatten(-1, (-1, block))
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).flatten(-2).contiguous(), amax
+
+
+def blocks_of_rows(x, block=32):
+    blocks = x.view(-1, block, x.shape[1])
+    amax = blocks.abs().amax(1, keepdim=True)
+    return (blocks / amax).view(x.shape).t().contiguous(), amax.squeeze(1).t()
+
+
+FORMS = (
+    flattened,
+    not_transposed_back,
+    three_dimensions,
+    without_a_dimension,
+    unflattened,
+    blocks_of_rows,
+)
+
+
+def contiguous_again(x):
+    y, amax = flattened(x)
+    return y.contiguous(), amax
+
+
+def three_dimensions_contiguous_again(x):
+    y, amax = three_dimensions(x)
+    return y.contiguous(), amax
+
+
+def in_float32(x):
+    blocks = x.t().contiguous().reshape(-1, 32).float()
+    amax = blocks.abs().amax(1, keepdim=True)
+    y = (blocks / amax).to(x.dtype).reshape(x.t().shape)
+    return y.t(), amax.reshape(x.shape[1], -1)
+
+
+def by_a_power_of_two(x):
+    blocks = x.t().contiguous().reshape(-1, 32)
+    exponent = torch.floor(torch.log2(blocks.abs().amax(1, keepdim=True).float()))
+    y = (blocks * torch.exp2(-exponent)).to(x.dtype).reshape(x.t().shape)
+    return y.t(), (exponent + 127).to(torch.uint8).reshape(x.shape[1], -1)
+
+
+def by_two_reductions(x):
+    blocks = x.t().contiguous().reshape(-1, 32)
+    low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+    return ((blocks - low) / (high - low)).reshape(x.t().shape).t(), low, high
+
+
+def normed(x):
+    blocks = x.t().contiguous().reshape(-1, 32)
+    variance, mean = torch.var_mean(blocks, 1, keepdim=True)
+    y = (blocks - mean) * torch.rsqrt(variance + 1e-5)
+    return (y.reshape(x.t().shape).t(),)
+
+
+def gated(x):
+    """A product in front, which is computed where it is read."""
+    return flattened(torch.sigmoid(x) * x)
+
+
+@instantiate_parametrized_tests
+class BlockReductionLoopsTest(BlockReductionTestBase):
+    def check_tiled(self, f, x, block=32):
+        code = self.check(f, x)
+        self.assertIsNotNone(self.tile(code))
+        self.assertEqual(self.size_hints(code)["r0_"], block)
+        for line in code.split("\n"):
+            if "tl.load(" in line or "tl.store(" in line:
+                self.assertNotRegex(line, "//|%")
+        return code
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    @parametrize("f", FORMS)
+    def test_forms(self, f, dtype):
+        code = self.check_tiled(f, randn(256, 72, dtype=dtype))
+        self.assertEqual(self.size_hints(code), {"y": 8, "x": 128, "r0_": 32})
+
+    @parametrize("block", (16, 32, 64, 128))
+    @parametrize("f", (flattened, three_dimensions))
+    def test_blocks(self, f, block):
+        x = randn(3 * block, 72, dtype=torch.bfloat16)
+        self.check_tiled(lambda x: f(x, block), x, block)
+
+    @parametrize("f", (in_float32, by_a_power_of_two, by_two_reductions, normed, gated))
+    def test_what_is_computed_of_blocks(self, f):
+        self.check_tiled(f, randn(160, 72, dtype=torch.bfloat16))
+
+    @parametrize("f", (flattened, three_dimensions))
+    def test_loops_of_one_size(self, f):
+        """Their order alone is another."""
+        self.check_tiled(f, randn(32 * 32, 32))
+
+    @parametrize("f", (flattened, three_dimensions))
+    def test_a_part_of_a_tensor(self, f):
+        self.check_tiled(f, randn(128, 80)[:, :72])
+
+    @parametrize("f", (flattened, three_dimensions))
+    def test_an_unaligned_input(self, f):
+        self.check_tiled(f, randn(128 * 72 + 1)[1:].view(128, 72))
+
+    def test_batched(self):
+        def f(x):
+            t = x.transpose(1, 2).contiguous()
+            blocks = t.reshape(-1, 32)
+            amax = blocks.abs().amax(1, keepdim=True)
+            return (blocks / amax).reshape(t.shape).transpose(1, 2), amax
+
+        self.check_tiled(f, randn(3, 96, 72))
+
+    @parametrize("f", (contiguous_again, three_dimensions_contiguous_again))
+    def test_a_result_that_is_not_transposed(self, f):
+        """One kernel, though none that writes along another dimension than it reads."""
+        self.assertIsNone(self.tile(self.check(f, randn(128, 64))))
+
+    def test_a_transposed_input_is_read_along_its_blocks(self):
+        code = self.check(flattened, randn(64, 128).t())
+        self.assertIsNone(self.tile(code))
+        self.assertEqual(self.size_hints(code), {"x": 256, "r0_": 32})
+
+    def test_blocks_of_more_than_one_column_are_left_alone(self):
+        code = self.check(flattened, randn(48, 64))
+        self.assertIsNone(self.tile(code))
+
+    def test_off(self):
+        options = {"triton.block_reduction_tiles": False}
+        code = self.check(three_dimensions, randn(128, 64), kernels=2, **options)
+        self.assertIsNone(self.tile(code))
+
+    @parametrize("f", (flattened, three_dimensions, contiguous_again))
+    @parametrize("dims", ((0,), (1,), (0, 1)))
+    def test_dynamic(self, f, dims):
+        torch._dynamo.reset()
+        compiled = torch.compile(f, fullgraph=True)
+        for rows, columns in ((128, 64), (96, 72), (160, 200)):
+            x = randn(rows, columns, dtype=torch.bfloat16)
+            x = x[: rows if 0 in dims else 96, : columns if 1 in dims else 64]
+            for dim in dims:
+                torch._dynamo.mark_dynamic(x, dim)
+            with inductor_config.patch(TILED):
+                actual, _ = run_and_get_code(compiled, x)
+            for act, expect in zip(actual, f(x)):
+                self.assertEqual(act, expect)
+                self.assertEqual(act.stride(), expect.stride())
+
+
+def scaled(x, block=32):
+    """By blocks of rows."""
+    blocks = x.reshape(-1, block)
+    amax = blocks.abs().amax(1, keepdim=True)
+    return (blocks / amax).reshape(x.shape), amax
+
+
+def both(x, block=32, across=32):
+    return *scaled(x, across), *flattened(x, block)
+
+
+def both_in_three_dimensions(x):
+    blocks = x.reshape(x.shape[0], -1, 32)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).reshape(x.shape), amax.squeeze(-1), *three_dimensions(x)
+
+
+def both_by_a_power_of_two(x):
+    blocks = x.reshape(-1, 32)
+    exponent = torch.floor(torch.log2(blocks.abs().amax(1, keepdim=True).float()))
+    y = (blocks * torch.exp2(-exponent)).to(x.dtype).reshape(x.shape)
+    scales = (exponent + 127).to(torch.uint8).reshape(x.shape[0], -1)
+    return y, scales, *by_a_power_of_two(x)
+
+
+def both_gated(x):
+    return both(torch.sigmoid(x) * x)
+
+
+@instantiate_parametrized_tests
+class DirectionsTest(BlockReductionTestBase):
+    """Blocks of rows and blocks of columns in one kernel."""
+
+    def check_joined(self, f, x, kernels=1, **options):
+        code = self.check(f, x, kernels=kernels, **options)
+        self.assertEqual("tl.reshape(" in code, kernels == 1)
+        return code
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    @parametrize("rows,columns", ((256, 128), (160, 96)))
+    def test_scaled(self, dtype, rows, columns):
+        self.check_joined(both, randn(rows, columns, dtype=dtype))
+
+    @parametrize("f", (both_in_three_dimensions, both_by_a_power_of_two, both_gated))
+    def test_forms(self, f):
+        code = self.check_joined(f, randn(160, 96, dtype=torch.bfloat16))
+        self.assertEqual(code.count("tl.load("), 1)
+
+    @parametrize("block,across", ((16, 16), (32, 16), (16, 64), (64, 32)))
+    def test_blocks(self, block, across):
+        x = randn(192, 192, dtype=torch.bfloat16)
+        self.check_joined(lambda x: both(x, block, across), x)
+
+    def test_nan(self):
+        x = randn(128, 64)
+        x[3, 40] = torch.nan
+        with inductor_config.patch(TILED):
+            actual = torch.compile(both)(x)
+        for act, expect in zip(actual, both(x)):
+            self.assertEqual(act.isnan(), expect.isnan())
+
+    def test_blocks_wider_than_a_tile(self):
+        x = randn(128, 256, dtype=torch.bfloat16)
+        self.check_joined(lambda x: both(x, 32, 128), x, kernels=2)
+
+    def test_sums_are_left_alone(self):
+        """They would be added up in another order."""
+
+        def f(x):
+            blocks = x.reshape(-1, 32)
+            return (blocks / blocks.sum(1, keepdim=True)).view(x.shape), *flattened(x)
+
+        self.check_joined(f, randn(128, 64).abs(), kernels=2)
+
+    @parametrize(
+        "options",
+        (
+            {"triton.block_reduction_tiles": False},
+            {"triton.max_tiles": 2},
+            {"combo_kernels": True},
+        ),
+    )
+    def test_off(self, options):
+        with inductor_config.patch({**TILED, **options}):
+            _, code = run_and_get_code(torch.compile(both), randn(128, 64))
+        self.assertNotIn("tl.reshape(", "\n".join(code))
+
+    def test_what_the_other_needs(self):
+        """The columns of what was scaled by rows."""
+
+        def f(x):
+            y, amax = scaled(x)
+            return y, amax, *flattened(y)
+
+        self.check_joined(f, randn(128, 64), kernels=2)
+
+    def test_dynamic(self):
+        torch._dynamo.reset()
+        compiled = torch.compile(both_in_three_dimensions, fullgraph=True)
+        for rows, columns in ((128, 64), (96, 96), (160, 192)):
+            x = randn(rows, columns, dtype=torch.bfloat16)
+            for dim in (0, 1):
+                torch._dynamo.mark_dynamic(x, dim)
+            with inductor_config.patch(TILED):
+                actual = compiled(x)
+            for act, expect in zip(actual, both_in_three_dimensions(x)):
+                self.assertEqual(act, expect)
+                self.assertEqual(act.stride(), expect.stride())
+
+
+class IndexTest(TestCase):
+    """Indices alone, of variables 0 <= a < 6, 0 <= b < 4 and 0 <= c < 8."""
+
+    def setUp(self):
+        super().setUp()
+        self.a, self.b, self.c = sympy.symbols("a b c", integer=True, nonnegative=True)
+        self.ranges = {v: sympy.Integer(n) for v, n in self.sizes()}
+        graph = GraphLowering(torch.fx.symbolic_trace(lambda: 0))
+        self.enterContext(V.set_graph_handler(graph))
+
+    def sizes(self):
+        return ((self.a, 6), (self.b, 4), (self.c, 8))
+
+    def strides(self, index, *variables):
+        return Strides.of(index, {v: self.ranges[v] for v in variables or self.ranges})
+
+    def test_modulo_that_does_nothing(self):
+        a, b, c = self.a, self.b, self.c
+        inner = 8 * b + c
+        for index, expected in (
+            (FloorDiv(inner, 32), 0),
+            (ModularIndexing(inner, 1, 32), inner),
+            (a + FloorDiv(inner, 32), a),
+            (FloorDiv(inner, 31), FloorDiv(inner, 31)),
+            (ModularIndexing(inner, 1, 31), ModularIndexing(inner, 1, 31)),
+            (ModularIndexing(inner, 8, 4), FloorDiv(inner, 8)),
+            (FloorDiv(inner - 1, 32), FloorDiv(inner - 1, 32)),
+            (FloorDiv(c - b, 32), FloorDiv(c - b, 32)),
+        ):
+            self.assertEqual(without_needless_modulo(index, self.ranges), expected)
+
+    def test_no_sum_of_multiples(self):
+        a, b = self.a, self.b
+        for index in (a * b, FloorDiv(a, 2), a**2, ModularIndexing(a + b, 1, 3)):
+            self.assertIsNone(self.strides(index))
+
+    def test_count_as(self):
+        a, b, c = self.a, self.b, self.c
+        p = sympy.Symbol("p", integer=True, nonnegative=True)
+        q = sympy.Symbol("q", integer=True, nonnegative=True)
+        other = self.strides(32 * a + 8 * b + c)
+        for index, sizes, expected in (
+            (p, (192, 1), {p: 32 * a + 8 * b + c, q: 0}),
+            (8 * p + q, (24, 8), {p: 4 * a + b, q: c}),
+            (p + 32 * q, (32, 6), {p: 8 * b + c, q: a}),
+            (p + 1, (192, 1), None),
+            (2 * p, (192, 1), None),
+            (p, (96, 2), None),
+            (p, (64, 3), None),
+            (32 * p + q, (6, 16), None),
+        ):
+            ranges = dict(zip((p, q), map(sympy.Integer, sizes)))
+            self.assertEqual(count_as(Strides.of(index, ranges), other), expected)
+
+    def test_a_variable_that_is_not_read(self):
+        a, b, c = self.a, self.b, self.c
+        p = sympy.Symbol("p", integer=True, nonnegative=True)
+        q = sympy.Symbol("q", integer=True, nonnegative=True)
+        other = self.strides(4 * a + b)
+        for sizes, expected in (
+            ((24, 8), {p: 4 * a + b, q: c}),
+            ((24, 4), None),
+        ):
+            ranges = dict(zip((p, q), map(sympy.Integer, sizes)))
+            self.assertEqual(count_as(Strides.of(p, ranges), other), expected)
+
+
+if __name__ == "__main__":
+    if HAS_GPU:
+        run_tests()
