@@ -51,19 +51,6 @@ ACCESSES = (
 )
 
 
-class AcrossBody(LoopBody):
-    """
-    The body of a node that reduces, or goes on with, blocks along ``x`` of a kernel of
-    another block reduction.
-
-    across: values of such a block
-    of_blocks: whether the node has a value of each block, and none of each element
-    """
-
-    across: int = 1
-    of_blocks: bool = False
-
-
 @dataclasses.dataclass
 class Strides:
     """
@@ -302,7 +289,7 @@ def _counted_as(
     return with_loops(body, (sizes, []), reindex)
 
 
-def main_read(body: LoopBody) -> Optional[tuple[str, Strides]]:
+def _main_read(body: LoopBody) -> Optional[tuple[str, Strides]]:
     """What a reduction reads of the most elements, if it reads that along a loop."""
     hint = V.graph.sizevars.optimization_hint
     best: Optional[tuple[int, str, Strides]] = None
@@ -335,15 +322,15 @@ def _loops_of(
 ) -> dict[SchedulerNode, LoopBody]:
     """
     The reduction ``node`` and what goes on with its values or results, each with its new
-    loops; those of ``done`` keep theirs. Empty where no values are written; and, where the
-    reduction has these loops already, where they are not written along the blocks.
+    loops; those of ``done`` keep theirs. Empty where no values are written along the blocks:
+    as they are read, the loops that blocks were written in are as fast.
     """
     body = split_loops(node._body)
-    read = main_read(body)
+    read = _main_read(body)
     if read is None:
         return {}
     body = in_order(body, _as_read(body, read[1]))
-    if (read := main_read(body)) is None:
+    if (read := _main_read(body)) is None:
         return {}
     name, strides = read
     loops: dict[SchedulerNode, LoopBody] = {node: body}
@@ -351,7 +338,7 @@ def _loops_of(
     of_blocks: dict[str, list[Strides]] = {}
     blocks, values = node.group[1][0], sympy_product(node.group[1])
     sizes = {"blocks": [*body.sizes[0]], "values": [*body.sizes[0], *body.sizes[1]]}
-    goes_on = along_blocks = False
+    along_blocks = False
     queue = [node]
     while queue:
         each = queue.pop(0)
@@ -363,7 +350,6 @@ def _loops_of(
                     of_blocks.setdefault(buffer, []).append(at)
                 else:
                     of_values.setdefault(buffer, []).append(at)
-                    goes_on = True
                     along_blocks |= at.strides[loops[each].iter_vars[-1]] == 1
         for user in _users(each):
             if user in loops or user.is_reduction():
@@ -378,11 +364,7 @@ def _loops_of(
             if new is not None and (user not in done or new is user._body):
                 loops[user] = new
                 queue.append(user)
-    if not goes_on:
-        return {}
-    if body is not node._body:
-        return loops
-    changed = any(
+    changed = body is not node._body or any(
         new is not each._body and not _equal(each.group[1][0], blocks)
         for each, new in loops.items()
     )

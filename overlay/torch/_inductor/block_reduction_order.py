@@ -14,7 +14,6 @@ from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from .block_reduction_loops import AcrossBody
 from .block_reduction_tile import (
     Access,
     block_reduction_tile,
@@ -95,7 +94,7 @@ def computes_little(features: SIMDKernelFeatures, reads: list[Access]) -> bool:
     names = OrderedSet(read)
     for node in features.scheduler_nodes():
         body = node._body
-        if body.subblocks or isinstance(body, AcrossBody):
+        if body.subblocks:
             return False
         if node.is_reduction():
             if not OrderedSet(dep.name for dep in node.read_writes.reads) <= read:

@@ -258,14 +258,6 @@ def _tile(
     return None if tile is None else (found, tile)
 
 
-def tile_of(
-    reads_writes: FusedNormalizedReadsWrites, tiling: dict[str, sympy.Expr]
-) -> Optional[BlockReductionTile]:
-    """The tile of a kernel tiled as ``tiling``, whatever order its programs have."""
-    found = _tile(reads_writes, tiling)
-    return None if found is None else found[1]
-
-
 def main_accesses(
     reads: list[Access], writes: list[Access]
 ) -> tuple[list[Access], list[Access]]:

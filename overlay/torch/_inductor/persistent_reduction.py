@@ -67,6 +67,9 @@ MAX_LIVE_REGISTERS = 64 - 16
 # Adjacent columns that a thread loads at once, at least, of rows of more than
 # ``WIDE_COLUMNS``: one at a time, each has registers for its address.
 WIDE_VECTOR = 4
+# Loads again that pay for padding with nothing computed again: with one there is nothing to
+# gain, and with three the masked lanes take longer than loading again.
+PADDED_LOADS = 2
 # Columns of a short row: most of its loops have masks, and of longer ones no more than the
 # last block has.
 SHORT_COLUMNS = 4096
@@ -179,7 +182,7 @@ class Loops:
         """Whether a block of up to twice the row is better than its loops."""
         if self.online_softmax:
             return self.rnumel <= SHORT_COLUMNS
-        if self.rnumel > SHORT_COLUMNS and self.again.loads > 1:
+        if self.rnumel > SHORT_COLUMNS and self.again.loads == PADDED_LOADS:
             return self.padded <= WIDE_COLUMNS
         return self.padded <= WIDE_COLUMNS and (
             self.again.functions or self.again.welford

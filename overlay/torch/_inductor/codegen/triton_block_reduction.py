@@ -8,26 +8,17 @@ and only then along x.
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
-import torch
-
-from ..block_reduction_loops import AcrossBody
 from ..block_reduction_order import YFirstTile
 from ..runtime import triton_heuristics
 from ..utils import IndentedBuffer
 from ..vector_width import limit_alignment
-from ..virtualized import ops, V
+from ..virtualized import V
 from .triton import TritonKernel
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import sympy
-
-    from ..ops_handler import StoreMode
-
     from ..block_reduction_tile import BlockReductionTile
     from .simd import IterationRangesRoot
 
@@ -51,18 +42,14 @@ class BlockReductionKernel(TritonKernel):
         return super().should_use_persistent_reduction()
 
     def _get_grid_type(self) -> type[triton_heuristics.GridExpr]:
-        return (
-            triton_heuristics.YFirstGrid if self.y_first else super()._get_grid_type()
-        )
+        return triton_heuristics.YFirstGrid if self.y_first else super()._get_grid_type()
 
     def iteration_ranges_get_pid(self, entry: IterationRangesRoot) -> str:
         if not self.y_first:
             return super().iteration_ranges_get_pid(entry)
         op = {"y": "%", "x": "//"}[entry.prefix]
         pid = f"(tl.program_id(0) {op} tl.cdiv(ynumel, YBLOCK))"
-        return (
-            pid if self.index_dtype == "tl.int32" else f"{pid}.to({self.index_dtype})"
-        )
+        return pid if self.index_dtype == "tl.int32" else f"{pid}.to({self.index_dtype})"
 
     def needs_yz_grid_overflow(self, entry: IterationRangesRoot) -> bool:
         return not self.y_first and super().needs_yz_grid_overflow(entry)
@@ -79,62 +66,6 @@ class BlockReductionKernel(TritonKernel):
                 tree.numel, self.max_block(tree.prefix)
             )
         )
-
-    @property
-    def across(self) -> Optional[AcrossBody]:
-        """The current node, where it reduces along x, or goes on with that."""
-        body = getattr(self.current_node, "_body", None)
-        return body if isinstance(body, AcrossBody) else None
-
-    def reduction(
-        self, dtype: Any, src_dtype: Any, reduction_type: Any, value: Any
-    ) -> Any:
-        if self.across is None:
-            return super().reduction(dtype, src_dtype, reduction_type, value)
-        if value.dtype in (torch.float16, torch.bfloat16):
-            value = ops.to_dtype(value, torch.float32)
-        dense = self.dense_size_list()
-        axis, across = dense.index("XBLOCK"), self.across.across
-        blocks = [*dense]
-        blocks[axis : axis + 1] = [f"XBLOCK // {across}", str(across)]
-        function = {"max": "max2", "min": "min2"}[reduction_type]
-
-        def shape(sizes: Sequence[str]) -> str:
-            return f"[{', '.join(sizes)}]"
-
-        value = f"tl.broadcast_to({value}, {shape(dense)})"
-        value = f"tl.reshape({value}, {shape(blocks)})"
-        value = f"triton_helpers.{function}({value}, {axis + 1})"
-        value = f"tl.broadcast_to(tl.expand_dims({value}, {axis + 1}), {shape(blocks)})"
-        return self.cse.generate(
-            self.compute,
-            f"tl.reshape({value}, {shape(dense)})",
-            dtype=torch.promote_types(dtype, torch.float32)
-            if dtype in (torch.float16, torch.bfloat16)
-            else dtype,
-            shape=tuple(dense),
-        )
-
-    def store_reduction(self, name: str, index: sympy.Expr, value: Any) -> None:
-        if self.across is None:
-            super().store_reduction(name, index, value)
-        else:
-            self.store(name, index, value)
-
-    def store(
-        self, name: str, index: sympy.Expr, value: Any, mode: StoreMode = None
-    ) -> None:
-        if self.across is None or not self.across.of_blocks:
-            return super().store(name, index, value, mode)
-        shape = ["1" if size != "XBLOCK" else size for size in self.dense_size_list()]
-        first = self.cse.generate(
-            self.compute,
-            f"(xindex % {self.across.across}) == 0",
-            dtype=torch.bool,
-            shape=tuple(shape),
-        )
-        with self.mask_loads(first, 0):
-            super().store(name, index, value, mode)
 
     def codegen_prologue(self, code: IndentedBuffer) -> None:
         super().codegen_prologue(code)
