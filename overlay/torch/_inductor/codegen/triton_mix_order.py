@@ -230,12 +230,11 @@ class MixOrderKernel(TritonKernel):
         self.cse.invalidate(OrderedSet(keep))
         self.row_pass += 1
 
-    def codegen_prologue(self, code: IndentedBuffer) -> None:
-        super().codegen_prologue(code)
+    def limit_alignment(self, attributes: Any) -> None:
+        """Lower what ``attributes`` say of the arguments, as far as fewer columns a thread
+        are better."""
         if self.row_split is None:
             return
-        assert self.triton_meta is not None
-        (attributes,) = self.triton_meta["configs"]
         _, _, signature, _ = self.args.python_argdefs()
         if debug_options().even_vectors:
             even_vectors(attributes, signature, self.features)
