@@ -477,7 +477,7 @@ class MaxPoolOffsetsTest(TestCase):
     )
     def test_windows_that_leave_some_out(self, kernel, stride, padding, height, width):
         code = self.backward((2, 3, height, width), kernel, stride, padding)
-        self.assertIn("device_assert", kernel_of(code))
+        self.assertIn("device_assert", code)  # in its second kernel, where it scatters
 
     def test_ceil_mode(self):
         self.backward((2, 3, 10, 11), [3, 3], [2, 2], [0, 0], ceil_mode=True)

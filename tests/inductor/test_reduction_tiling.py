@@ -18,11 +18,7 @@ from torch._inductor.block_reduction_tile import Access, BlockReductionTile, cho
 from torch._inductor.choices import InductorChoices
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.runtime.triton_heuristics import (
-    GridExpr,
-    match_target_block_product,
-    persistent_reduction,
-)
+from torch._inductor.runtime.triton_heuristics import GridExpr, persistent_reduction
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.tiling_utils import extract_normalized_read_writes
 from torch._inductor.utils import run_and_get_code
@@ -33,6 +29,14 @@ from torch.testing._internal.common_utils import (
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 from torch.utils._ordered_set import OrderedSet
+
+
+try:
+    from torch._inductor.runtime.triton_heuristics import match_target_block_product
+except ImportError:  # 2.15
+    from torch._inductor.heuristics.triton_codegen.reduction import (
+        _match_target_block_product as match_target_block_product,
+    )
 
 
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"

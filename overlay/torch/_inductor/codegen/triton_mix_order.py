@@ -172,12 +172,15 @@ class MixOrderKernel(TritonKernel):
         ):
             # the loop is over rows
             buffer = self.body
-        self.last_load_buffer = buffer
+        # a row's value is good in all of its passes
+        self.last_load_stays = buffer is self.body or not (
+            indexing.has_rindex() or indexing.has_rmask()
+        )
         return buffer
 
     def load(self, name: str, index: sympy.Expr) -> TritonCSEVariable:
         loaded = super().load(name, index)
-        if self.last_load_buffer is self.body:
+        if self.last_load_stays:
             self.outside_loop_vars.add(loaded)
         return loaded
 
