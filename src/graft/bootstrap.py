@@ -92,7 +92,10 @@ def build(options: argparse.Namespace) -> int:
     if options.wheels and not options.wheels.is_dir():
         raise UsageError(f"there is no folder {options.wheels}", next="./build.sh --wheels DIR")
     pin = pins.load(options.pin)
-    options.prefix = options.prefix or default_prefix(pin.name)
+    if options.prefix is None:
+        options.prefix = default_prefix(pin.name)
+    elif (options.prefix / tree.MANIFEST).is_file():
+        _check_pin(options.prefix, pin.name)
     series = stack.load(pin)
     if pin.name == pins.DEFAULT_PIN:
         stack.check_copies(series)
@@ -123,6 +126,17 @@ def build(options: argparse.Namespace) -> int:
 def default_prefix(pin: str) -> Path:
     """The tree of a pin: build/, or for another than the default one build-NAME/."""
     return ROOT / ("build" if pin == pins.DEFAULT_PIN else f"build-{pin}")
+
+
+def _check_pin(prefix: Path, pin: str) -> None:
+    """Raise UsageError for a tree of another pin: it is somebody's, and is not made anew."""
+    there = tree.load(prefix).pin
+    if there != pin:
+        raise UsageError(
+            f"{prefix} is a tree of {there}, and {pin} is asked for",
+            next=f"./build.sh --pin {pin} (makes {default_prefix(pin).name}/), or first "
+            f"graft clean --prefix {prefix}",
+        )
 
 
 def venv(pin: str) -> Path:
@@ -278,11 +292,7 @@ def test(args: Sequence[str]) -> int:
         tree.verify(made, stack.load(pins.load(made.pin)))  # hours to make: never made anew here
         return run_tests(prefix, args)
     if made:
-        if made.pin != pin:
-            raise UsageError(
-                f"{prefix} is a tree of {made.pin}, and the tests are to run on {pin}",
-                next=f"./build.sh --pin {pin}, which makes it {pin}'s",
-            )
+        _check_pin(prefix, pin)
         options += ["--offline", "--python", str(made.base.python)]
         if made.base.source:
             options += ["--source", str(made.base.source)]
