@@ -1,4 +1,4 @@
-"""One source, several pins: what differs between their stacks is upstream's files and one module."""
+"""One source, several pins: their stacks differ in upstream's files and one module."""
 
 from __future__ import annotations
 
