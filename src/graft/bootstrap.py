@@ -26,6 +26,7 @@ from graft.stack.trees.bases import Base
 from graft.testing import suite
 
 VENV = ROOT / ".venv"
+"""Of the default pin; `venv` is any pin's."""
 STAMP = "graft-venv.json"
 """In .venv once everything is installed in it; without it an install was interrupted."""
 
@@ -45,13 +46,14 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="./build.sh",
         description="Make build/, an environment with the patched torch; 'test' runs the tests.",
-        epilog="./build.sh test [tox arguments]: the tests, through tox where the base has it.",
+        epilog="./build.sh test [--pin NAME] [tox arguments]: the tests, through tox where the "
+        "base has it.",
     )
     add = made.add_argument
     add("--python", metavar="PY", help="make .venv of it; with --offline, use the torch it has")
     add("--offline", action="store_true", help="download nothing")
     add("--wheels", metavar="DIR", type=Path, help="wheels of what the base lacks, for the tree")
-    add("--prefix", metavar="DIR", type=Path, default=ROOT / "build", help="instead of build/")
+    add("--prefix", metavar="DIR", type=Path, help="instead of build/, or build-NAME/ with --pin")
     add("--pin", metavar="NAME", default=pins.DEFAULT_PIN, help=f"default {pins.DEFAULT_PIN}")
     add("--source", metavar="CHECKOUT", type=Path, help="take Python files of a PyTorch checkout")
     add("--compile", action="store_true", help="with --source: PyTorch's own build, patched")
@@ -90,6 +92,10 @@ def build(options: argparse.Namespace) -> int:
     if options.wheels and not options.wheels.is_dir():
         raise UsageError(f"there is no folder {options.wheels}", next="./build.sh --wheels DIR")
     pin = pins.load(options.pin)
+    if options.prefix is None:
+        options.prefix = default_prefix(pin.name)
+    elif (options.prefix / tree.MANIFEST).is_file():
+        _check_pin(options.prefix, pin.name)
     series = stack.load(pin)
     if pin.name == pins.DEFAULT_PIN:
         stack.check_copies(series)
@@ -117,11 +123,32 @@ def build(options: argparse.Namespace) -> int:
     return 0 if options.no_explain else explain(made)
 
 
+def default_prefix(pin: str) -> Path:
+    """The tree of a pin: build/, or for another than the default one build-NAME/."""
+    return ROOT / ("build" if pin == pins.DEFAULT_PIN else f"build-{pin}")
+
+
+def _check_pin(prefix: Path, pin: str) -> None:
+    """Raise UsageError for a tree of another pin: it is somebody's, and is not made anew."""
+    there = tree.load(prefix).pin
+    if there != pin:
+        raise UsageError(
+            f"{prefix} is a tree of {there}, and {pin} is asked for",
+            next=f"./build.sh --pin {pin} (makes {default_prefix(pin).name}/), or first "
+            f"graft clean --prefix {prefix}",
+        )
+
+
+def venv(pin: str) -> Path:
+    """The environment that a pin's torch is installed into: .venv, or .venv-NAME."""
+    return VENV if pin == pins.DEFAULT_PIN else VENV.with_name(f"{VENV.name}-{pin}")
+
+
 def choose_base(options: argparse.Namespace, pin: Pin) -> Base:
     """The base that `options` ask for: .venv, made if need be, or another Python's torch."""
     if not options.offline:
         return install(pin, options.python)
-    own = VENV / "bin" / "python"
+    own = venv(pin.name) / "bin" / "python"
     python = options.python or (own if own.exists() else sys.executable)
     base = bases.probe(python)
     pins.check_base(pin, base)
@@ -170,41 +197,43 @@ def _short(path: Path) -> str:
 
 
 def install(pin: Pin, python: str | None) -> Base:
-    """Make .venv with the pinned torch and the tool's requirements, or find that it is there.
+    """Make the pin's `venv` with its torch and the tool's requirements, or find that it is there.
 
     An interrupted install is taken up again. Raises GraftError when there is no space, no way to
     get pip, or pip fails (which is what no network looks like).
     """
     wanted = [f"torch=={pin.version}", *requirements.load()]
-    stamp = VENV / STAMP
-    own = VENV / "bin" / "python"
+    home = venv(pin.name)
+    stamp, own = home / STAMP, home / "bin" / "python"
     if python and own.exists():
         asked, there = bases.run_probe(python), bases.run_probe(own)
         if asked.get("executable") != there.get("executable"):
             raise UsageError(
-                f"{VENV} is of {there.get('executable')}, and --python is "
+                f"{home} is of {there.get('executable')}, and --python is "
                 f"{asked.get('executable')}",
-                next="remove .venv, then the same command",
+                next=f"remove {home.name}, then the same command",
             )
     if own.exists() and stamp.exists() and json.loads(stamp.read_text("utf-8")) == wanted:
         base = bases.probe(own)
         pins.check_base(pin, base)
         return base
-    with tree.locked(VENV):
+    with tree.locked(home):
         driver = python or sys.executable
         if not own.exists():
             bases.check_python(bases.run_probe(driver))
-        say(f"installing torch {pin.version} and the tools into {VENV}")
+        say(f"installing torch {pin.version} and the tools into {home}")
         _pip(driver, own, wanted)
         base = bases.probe(own)
         pins.check_base(pin, base)
-        tree.write_scripts(VENV / "bin", ())
+        tree.write_scripts(home / "bin", ())
         stamp.write_text(json.dumps(wanted), encoding="utf-8")
     return base
 
 
 def _pip(driver: str, own: Path, wanted: list[str]) -> None:
-    """Install `wanted` into .venv, whose Python is `own`; `driver` makes it and lends its pip."""
+    """Install `wanted` into the environment whose Python is `own`; `driver` makes it and lends its
+    pip."""
+    home = own.parents[1]
     if not own.exists():
         free = shutil.disk_usage(ROOT).free
         if free < INSTALL_BYTES:
@@ -222,17 +251,19 @@ def _pip(driver: str, own: Path, wanted: list[str]) -> None:
                 "./build.sh --python PY with another Python",
             )
         options = [] if seeded else ["--without-pip"]
-        _call([driver, "-m", "venv", *options, str(VENV)], f"{driver} could not make {VENV}")
+        made = f"{driver} could not make {home}"
+        _call([driver, "-m", "venv", *options, str(home)], made, wanted[0])
     lent = [str(own), "-m", "pip"]
     if not _has(own, "pip"):
         lent = [driver, "-m", "pip", "--python", str(own)]
     _call(
         [*lent, "install", "--disable-pip-version-check", "--no-input", *wanted],
-        f"pip could not install {wanted[0]} and the tools into {VENV}",
+        f"pip could not install {wanted[0]} and the tools into {home}",
+        wanted[0],
     )
 
 
-def _call(command: list[str], failed: str) -> None:
+def _call(command: list[str], failed: str, torch: str) -> None:
     env = caches.stock_environ(os.environ)
     env.pop("PYTHONPATH", None)
     done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=False)
@@ -242,7 +273,7 @@ def _call(command: list[str], failed: str) -> None:
         raise GraftError(
             f"{failed}: {' '.join(errors)}",
             next="fix it (a network? space?) and ./build.sh again, or ./build.sh --python PY "
-            "--offline with a Python that has torch 2.11.0",
+            f"--offline with a Python that has {torch.replace('==', ' ')}",
         )
 
 
@@ -250,15 +281,19 @@ def _call(command: list[str], failed: str) -> None:
 
 
 def test(args: Sequence[str]) -> int:
-    """Run the tests on build/, which is made first where it is missing or stale."""
-    prefix = ROOT / "build"
-    options = ["--no-explain", "--prefix", str(prefix)]
+    """Run the tests on the pin's tree, which is made first where it is missing or stale."""
+    pin = pins.DEFAULT_PIN
+    if args[:1] == ["--pin"] and len(args) > 1:
+        pin, args = pins.load(args[1]).name, args[2:]
+    prefix = default_prefix(pin)
+    options = ["--no-explain", "--prefix", str(prefix), "--pin", pin]
     made = tree.load(prefix) if (prefix / tree.MANIFEST).is_file() else None
     if made and made.compiled:
         tree.verify(made, stack.load(pins.load(made.pin)))  # hours to make: never made anew here
         return run_tests(prefix, args)
     if made:
-        options += ["--offline", "--python", str(made.base.python), "--pin", made.pin]
+        _check_pin(prefix, pin)
+        options += ["--offline", "--python", str(made.base.python)]
         if made.base.source:
             options += ["--source", str(made.base.source)]
         if made.wheels:
@@ -280,7 +315,8 @@ def run_tests(prefix: Path, args: Sequence[str]) -> int:
     else:
         command = [python, "-P", str(ROOT / "src/graft/testing/suite.py"), *_suite_args(args)]
         say(f"note: the base has no tox; running {' '.join(command[1:])}")
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    env = {**os.environ, "GRAFT_PREFIX": str(prefix)}
+    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 
 def _suite_args(args: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -307,6 +308,15 @@ def test_results_say_of_which_stack_and_day_they_are() -> None:
         assert re.fullmatch(r"Stacks? [0-9a-f]{12}.*, \d{4}-\d\d-\d\d( \(the same .*)?", said), (
             path.name
         )
+
+
+def test_a_result_of_another_pin_says_so(tmp_path: Path) -> None:
+    """Below a table that has results of both."""
+    path = tmp_path / "bench/results/norms.json"
+    path.parent.mkdir(parents=True)
+    for pin, said in (("v2.11.0", ""), ("v2.0.0", "v2.0.0, ")):
+        path.write_text(json.dumps({"stack_hash": "ab" * 32, "pin": pin, "date": "2026-11-24"}))
+        assert provenance.stamp(path, tmp_path) == f"Stack abababababab, {said}2026-11-24"
 
 
 def test_results_are_small() -> None:

@@ -127,6 +127,37 @@ def test_other_prefixes(root: Path, python: Path, tmp_path: Path) -> None:
     assert "is not a patched tree" in says
 
 
+def second_pin(root: Path) -> None:
+    """Give the repository a second pin, v2.12.1: of the same files, without patches."""
+    text = (root / "pins/v2.11.0.toml").read_text().replace("2.11.0", "2.12.1")
+    (root / "pins/v2.12.1.toml").write_text(text)
+
+
+def test_each_pin_has_a_tree_of_its_own(root: Path, python: Path, tmp_path: Path) -> None:
+    second_pin(root)
+    torch = {**TORCH, "torch/version.py": TORCH["torch/version.py"].replace("2.11.0", "2.12.1")}
+    other = make_python(tmp_path / "other", torch)
+    rest = ("--offline", "--no-explain")
+    assert build(root, "--python", python, *rest).returncode == 0
+    done = build(root, "--pin", "v2.12.1", "--python", other, *rest)
+    assert done.returncode == 0, done.stderr
+    assert "stack  v2.12.1, 0 patches" in done.stdout
+    assert {p: tree.load(root / p).pin for p in ("build", "build-v2.12.1")} == {
+        "build": "v2.11.0",
+        "build-v2.12.1": "v2.12.1",
+    }
+    asked = ("--pin", "v2.12.1", "--prefix", "build", "--python", other, *rest)
+    says = refused(build(root, *asked), 2)
+    assert "build is a tree of v2.11.0, and v2.12.1 is asked for" in says
+    says = refused(build(root, "--pin", "v2.12.1", "--python", python, *rest))
+    assert "has torch 2.11.0+cu130, and v2.12.1 is for torch 2.12.1" in says
+
+
+def test_each_pin_has_an_environment_of_its_own() -> None:
+    assert bootstrap.venv("v2.11.0") == ROOT / ".venv"
+    assert bootstrap.venv("v2.12.1") == ROOT / ".venv-v2.12.1"
+
+
 def test_a_read_only_checkout(root: Path, python: Path, tmp_path: Path) -> None:
     if os.getuid() == 0:
         # Root may write anywhere; a folder that is a file refuses it as well.
@@ -457,4 +488,4 @@ def test_tox_installs_nothing() -> None:
     for name in environments:
         assert "deps" not in parser[name]
         for command in parser[name]["commands"].strip().splitlines():
-            assert command.startswith("{tox_root}/build/bin/python -")
+            assert command.startswith("{env:GRAFT_PREFIX:{tox_root}/build}/bin/python -")

@@ -304,7 +304,6 @@ def test_the_page_has_one_section_a_release(project: Project, new: Path, tmp_pat
 def test_the_repository_s_page_is_what_the_command_writes() -> None:
     page = pins.ROOT / "docs" / "new-pins.md"
     text = page.read_text()
-    for version in ("2.12.1", "2.15.0"):
-        assert f"<!-- pin: v{version} -->\n## {version}\n" in text
+    assert "<!-- pin: v2.12.1 -->\n## 2.12.1\n" in text
     assert text.count("<!-- pin: ") == text.count("<!-- /pin -->")
-    assert len(re.findall(r"^`[0-9a-f]{40}`\. .* Stack [0-9a-f]{12}\.$", text, re.M)) == 2
+    assert len(re.findall(r"^`[0-9a-f]{40}`\. .* Stack [0-9a-f]{12}\.$", text, re.M)) == 1

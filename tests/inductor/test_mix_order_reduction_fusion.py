@@ -444,7 +444,9 @@ class CancelSplitTest(TestCase):
             shifted = x - x.amax(1, keepdim=True)
             return shifted - shifted.exp().sum(1, keepdim=True).log(), x.sum(0)
 
-        self.check(f, torch.randn(13, 8472, device=GPU_TYPE), kernels=2)
+        # some releases split both as one online softmax
+        x = torch.randn(13, 8472, device=GPU_TYPE)
+        self.check(f, x, kernels=2, online_softmax=False)
 
     def test_dynamic_rows(self):
         x, dy = (torch.randn(13, 8472, device=GPU_TYPE) for _ in range(2))

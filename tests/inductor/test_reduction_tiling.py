@@ -18,11 +18,7 @@ from torch._inductor.block_reduction_tile import Access, BlockReductionTile, cho
 from torch._inductor.choices import InductorChoices
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.runtime.triton_heuristics import (
-    GridExpr,
-    match_target_block_product,
-    persistent_reduction,
-)
+from torch._inductor.runtime.triton_heuristics import GridExpr, persistent_reduction
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.tiling_utils import extract_normalized_read_writes
 from torch._inductor.utils import run_and_get_code
@@ -33,6 +29,14 @@ from torch.testing._internal.common_utils import (
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 from torch.utils._ordered_set import OrderedSet
+
+
+try:
+    from torch._inductor.runtime.triton_heuristics import match_target_block_product
+except ImportError:  # 2.15
+    from torch._inductor.heuristics.triton_codegen.reduction import (
+        _match_target_block_product as match_target_block_product,
+    )
 
 
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -83,13 +87,14 @@ class BlockReductionTestBase(TestCase):
 
     def check(self, f, *args, kernels=1, ulps=2, **options):
         """
-        Compile ``f``, expect ``kernels`` kernels and what eager returns in shape,
-        stride and dtype, no further from eager in float64 than eager is, or ``ulps``.
+        Compile ``f``, expect ``kernels`` kernels, or one of them, and what eager returns in
+        shape, stride and dtype, no further from eager in float64 than eager is, or ``ulps``.
         Returns the generated code.
         """
         with inductor_config.patch({**TILED, **options}):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-        self.assertEqual(metrics.generated_kernel_count, kernels)
+        numbers = kernels if isinstance(kernels, tuple) else (kernels,)
+        self.assertIn(metrics.generated_kernel_count, numbers)
         expected = f(*args)
         reference = f(*(a.double() for a in args))
         self.assertEqual(len(actual), len(expected))
@@ -272,7 +277,9 @@ class BlockReductionTileTest(BlockReductionTestBase):
             amax = blocks.abs().amax(1, keepdim=True)
             return (blocks / amax).reshape(x.shape), amax
 
-        self.assertIsNone(self.tile(self.check(f, randn(64, 64))))
+        # 2.15 has two kernels of it, as it reads and writes along one dimension
+        code = self.check(f, randn(64, 64), kernels=(1, 2))
+        self.assertIsNone(self.tile(code))
 
     def test_deterministic(self):
         x = randn(128, 64, dtype=torch.bfloat16)

@@ -31,7 +31,7 @@ import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
-from .runtime.hints import _NUM_THREADS_PER_WARP
+from .runtime.registers import THREADS_PER_WARP
 from .runtime.launch_plan import LaunchPlan
 from .runtime.runtime_utils import next_power_of_2
 from .tiling_utils import has_indirect_access
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # Bytes of a line of a cache, and what memory is read by.
 LINE_BYTES = 128
 # Bytes that a lane loads: a warp's lanes have a line between them.
-LANE_BYTES = LINE_BYTES // _NUM_THREADS_PER_WARP
+LANE_BYTES = LINE_BYTES // THREADS_PER_WARP
 # Bytes that a program writes in a row, if it can. On an H200 blocks of 128 bytes take 5 %
 # to 15 % longer one by one than two by two, and four by four are no better than that.
 RUN_BYTES = 256
@@ -294,7 +294,7 @@ def choose_tile(
     if any(a.run[along] < LINE_BYTES // a.itemsize for a in main_reads):
         return None
     blocks = {prefix: 1 for prefix in sizes if prefix != "r0_"}
-    blocks[along] = _NUM_THREADS_PER_WARP * lane
+    blocks[along] = THREADS_PER_WARP * lane
     # A block is one thread's, or is shared by as few warps as can hold it.
     held = next_power_of_2(sizes["r0_"]) * lane * len(main_reads)
     num_warps = max(1, held // ELEMENTS_PER_THREAD)

@@ -50,6 +50,7 @@ SLOTS = {
     "pow": 116,
     "sqrt": 15,
     "truediv": 7,
+    "div_rn": 7,
     "fmod": 65,
     "mod": 22,
     "remainder": 22,
@@ -63,6 +64,7 @@ INTEGER_SLOTS = 2
 INTEGER_OPS = OrderedSet(
     [
         *("eq", "ne", "lt", "le", "gt", "ge", "where", "minimum", "maximum"),
+        "fmaximum",
         *("and_", "or_", "xor", "logical_and", "logical_or", "logical_not", "logical_xor"),
         *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
         *("bitwise_left_shift", "bitwise_right_shift"),
@@ -176,7 +178,9 @@ class _Counter:
 
 def op_slots(name: str) -> int:
     """Of an operation by the ``name`` that it has in a loop body."""
-    if name in ("get_index", "index_expr", "constant", "output", "placeholder"):
+    if name in ("get_index", "index_expr", "value_expr"):
+        return 0
+    if name in ("constant", "output", "placeholder"):
         return 0
     if name.startswith("set_indirect"):
         return INDIRECT_SLOTS

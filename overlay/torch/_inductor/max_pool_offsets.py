@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import sympy
 
     from .ir import TensorBox
-    from .ops_handler import OpsValue
+    from .virtualized import OpsValue
 
 
 class WindowOffsets(NamedTuple):

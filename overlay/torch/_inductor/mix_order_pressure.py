@@ -24,8 +24,7 @@ from torch.utils._ordered_set import OrderedSet
 from .device_model import DeviceModel
 from .mix_order_row_cost import COPY_BYTES, SLOW_FUNCTIONS
 from .mix_order_trace import Op, Width
-from .runtime.hints import _NUM_THREADS_PER_WARP
-from .runtime.registers import all_registers
+from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .vector_width import even_columns, VECTOR_BYTES
 
@@ -220,7 +219,7 @@ class Layout:
     def of(cls, ops: Sequence[Op], columns: int, launch: LaunchConfig) -> Layout:
         """Of the accesses of ``ops``, to rows of ``columns`` that follow each other."""
         r0_block = next_power_of_2(columns)
-        threads = launch.num_warps * _NUM_THREADS_PER_WARP
+        threads = launch.num_warps * THREADS_PER_WARP
         run = columns & -columns
         most = max(1, launch.xblock * r0_block // threads)
         if launch.xblock > 1:

@@ -26,6 +26,7 @@ from .mix_order_producer_sum_cost import ProducerSum
 from .mix_order_reads import most_reads
 from .mix_order_reduction import splits_agree, why_not_partial_accumulators
 from .runtime.hints import DeviceProperties, ReductionHint
+from .upstream_names import place_as, why_kept_apart
 from .utils import get_current_backend
 from .virtualized import V
 
@@ -69,6 +70,7 @@ def attach_producer_sums(
                 WhyNoFuse(producer, consumer)("producer sums: %s", reason)
                 continue
             attached = attach(producer, consumer)
+            place_as(scheduler, attached, producer)
             counters["inductor"]["mix_order_producer_sums"] += 1
             for node in (producer, consumer):
                 fused.remove(node)
@@ -217,6 +219,8 @@ def why_not_attach(
         return f"it is a {type(consumer).__name__}"
     if consumer.get_device() != producer.get_device():
         return "devices differ"
+    if reason := why_kept_apart(scheduler, producer, consumer):
+        return reason
     if producer.has_aliasing_or_mutation() or consumer.has_aliasing_or_mutation():
         return "a buffer is aliased or mutated"
     if (

@@ -26,7 +26,7 @@ from .mix_order_pressure import LaunchConfig, Pressure
 from .mix_order_row_cost import RowCost, SLOW_FUNCTIONS
 from .mix_order_split import is_second_layer
 from .mix_order_trace import Width
-from .runtime.hints import _NUM_THREADS_PER_WARP
+from .runtime.registers import THREADS_PER_WARP
 from .utils import get_dtype_size, sympy_product
 from .virtualized import V
 
@@ -143,7 +143,7 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
 
 def spilled_bytes(found: Pressure, launch: LaunchConfig) -> float:
     """Of the registers of a program, those that there are not."""
-    return 4 * found.excess * launch.num_warps * _NUM_THREADS_PER_WARP
+    return 4 * found.excess * launch.num_warps * THREADS_PER_WARP
 
 
 def worth_spilling(cost: RowCost, reload: bool, itemsizes: Sequence[int]) -> float:

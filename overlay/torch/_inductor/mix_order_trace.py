@@ -234,6 +234,9 @@ class Trace(DefaultHandler):
         op = Op("index_expr", (), self._width_of(expr), register_bits(dtype))
         return self._add(op, (op.width, len(expr.free_symbols)))
 
+    # of 2.15, one whose value is computed with
+    value_expr = index_expr
+
     def indirect_indexing(self, index: Any, *args: Any, **kwargs: Any) -> sympy.Symbol:
         symbol = make_symbol(SymT.INDIRECT, len(self._widths))
         self._widths[symbol] = self.ops[index.position].width

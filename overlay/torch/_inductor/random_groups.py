@@ -73,7 +73,7 @@ def offset_of_rand() -> Optional[sympy.Expr]:
     if node is None or node.target != "rand":
         return None
     offset = node.args[2]
-    if getattr(offset, "target", None) != "index_expr":
+    if getattr(offset, "target", None) not in ("index_expr", "value_expr"):
         return None
     return V.interpreter.env.get(offset.args[1])
 

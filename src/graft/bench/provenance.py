@@ -15,6 +15,7 @@ from typing import Any
 
 from graft.bench import carried, results
 from graft.errors import GraftError
+from graft.stack.pins import DEFAULT_PIN
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 _MARKER = re.compile(r"^<!-- table:.*?^<!-- /table -->", re.M | re.S)
@@ -29,7 +30,7 @@ def stamp(path: Path, root: Path) -> str:
     """
     stacks: list[str] = []
     same: str | None = None
-    date = ""
+    date = pin = ""
     if ".jsonl" not in path.name:
         try:
             data = json.loads(results.read_text(path))
@@ -38,13 +39,15 @@ def stamp(path: Path, root: Path) -> str:
         found = data.get("stack_hash") or data.get("stack")
         stacks, date = [found] if found else [], data.get("date", "")
         same = carried.stack(path, found, root) if found else None
+        # a table may have results of several pins: those of another than the default one say so
+        pin = data.get("pin", DEFAULT_PIN).replace(DEFAULT_PIN, "")
     folder = root / "bench" / "results"
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
     listed = _made(root).get(name, {})
     stacks, date = stacks or listed.get("stacks", []), date or listed.get("date", "")
     word = "Stack" if len(stacks) == 1 else "Stacks"
     names = " and ".join(stack[:12] for stack in stacks)
-    said = ", ".join(filter(None, (f"{word} {names}" if names else "", date[:10])))
+    said = ", ".join(filter(None, (f"{word} {names}" if names else "", pin, date[:10])))
     return f"{said} (the same code in {same[:12]})" if same else said
 
 

@@ -248,8 +248,10 @@ def edit(
     if discard:
         if source or files:
             raise UsageError("--discard goes with nothing else", "graft edit --discard")
+        built = (prefix / tree.MANIFEST).is_file()
+        path = workbench.folder(pin=tree.load(prefix).pin) if built else workbench.folder()
         removed = workbench.discard(prefix)
-        click.echo(f"removed {workbench.folder()}" if removed else "there is no edit to remove")
+        click.echo(f"removed {path}" if removed else "there is no edit to remove")
         return
     pin = pin_name or tree.load(prefix).pin
     opened = workbench.edit(prefix, pin=pin, source=source, files=files)

@@ -150,7 +150,7 @@ def _followed(prefix: Path) -> Path | None:
 
 
 def _in_edit(edit: Path, pin: Pin, name: str) -> Snapshot:
-    opened = workbench.load(edit.parents[1])
+    opened = workbench.load(edit.parents[1], pin.name)
     if opened is None or opened.path.resolve() != edit.resolve():
         raise GraftError(f"{name} follows {edit}, which is no edit", "./build.sh there")
     if opened.state.pin != pin.name:

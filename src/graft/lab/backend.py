@@ -124,8 +124,11 @@ def _compile_on(device: torch.device) -> None:
 
     @functools.wraps(process_inputs)
     def process_inputs_on_gpu(flat_args: Any, *args: Any, **kwargs: Any) -> Any:
-        fakes = process_inputs(flat_args, *args, **kwargs)
-        return type(fakes)([_on(device, x) for x in fakes])
+        made = process_inputs(flat_args, *args, **kwargs)
+        if isinstance(made, tuple):  # 2.15: the inputs, then what it says of them
+            fakes, *said = made
+            return ([_on(device, x) for x in fakes], *said)
+        return [_on(device, x) for x in made]
 
     @functools.wraps(compile_captured)
     def compile_captured_on_gpu(model_: Any, *args: Any, **kwargs: Any) -> Any:

@@ -228,18 +228,13 @@ class Builder(InterpreterBuilder):
         self.options = interpreter.InterpreterOptions(sanitize_overflow=False)
         self.memory = Memory()
 
-    def create_load(self, ptr: Any, _0: Any, _1: Any, is_volatile: Any) -> TensorHandle:
+    # How a line is cached is one argument of Triton 3.9, two of 3.6; a descriptor's load names it.
+    def create_load(self, ptr: Any, *_: Any) -> TensorHandle:
         dtype = ptr.get_element_ty()
         return TensorHandle(self.memory.read(ptr.data, interpreter._get_np_dtype(dtype)), dtype)
 
     def create_masked_load(
-        self,
-        ptrs: Any,
-        mask: Any,
-        other: Any,
-        cache_modifier: Any,  # by their names: a descriptor's load gives them so
-        eviction_policy: Any,
-        is_volatile: Any,
+        self, ptrs: Any, mask: Any, other: Any, *_: Any, **__: Any
     ) -> TensorHandle:
         dtype = ptrs.get_element_ty()
         np_dtype = interpreter._get_np_dtype(dtype)
@@ -253,11 +248,11 @@ class Builder(InterpreterBuilder):
         result[wanted] = self.memory.read(ptrs.data[wanted], np_dtype)
         return TensorHandle(result, dtype)
 
-    def create_store(self, ptr: Any, val: Any, _0: Any, _1: Any) -> None:
+    def create_store(self, ptr: Any, val: Any, *_: Any) -> None:
         np_dtype = interpreter._get_np_dtype(ptr.get_element_ty())
         self.memory.write(ptr.data, np.broadcast_to(val.data, ptr.data.shape).astype(np_dtype))
 
-    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, _0: Any, _1: Any) -> None:
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *_: Any) -> None:
         np_dtype = interpreter._get_np_dtype(ptrs.get_element_ty())
         lanes = _lanes(mask, ptrs)
         values = np.broadcast_to(value.data, ptrs.data.shape)[lanes]

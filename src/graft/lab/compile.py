@@ -318,7 +318,7 @@ def _product(sizes: Any) -> int:
 def _hint(size: Any) -> int:
     from torch._inductor.virtualized import V
 
-    return int(V.graph.sizevars.size_hint(size, fallback=0))
+    return int(V.graph.sizevars.optimization_hint(size, fallback=0))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class _Reasons(logging.Handler):
 def _watching_refusals(record: _Record) -> Iterator[None]:
     """Record each pair that a mix-order fusion was refused for, and why.
 
-    The reason is the one in the `fusion` log; where nothing was logged, the gate of 2.11.0 that the
+    The reason is the one in the `fusion` log; where nothing was logged, the release's gate that the
     pair's shape fails.
     """
     from torch._inductor import scheduler
@@ -387,9 +387,10 @@ def _watching_refusals(record: _Record) -> Iterator[None]:
 
 
 def _gate(node1: Any, node2: Any) -> str | None:
-    """Which size gate of 2.11.0 a pair of mixed reduction orders fails; None if it is no such pair.
+    """Which size gate of the release a pair of mixed reduction orders fails; None if it is no such
+    pair.
 
-    `MixOrderReduction.can_fuse` of 2.11.0 says only no.
+    Upstream's `MixOrderReduction.can_fuse` says only no.
     """
     from torch._inductor.scheduler import MixOrderReduction as Mix
     from torch._inductor.virtualized import V
@@ -413,12 +414,12 @@ def _gate(node1: Any, node2: Any) -> str | None:
     if contiguous is None:
         return "neither side reads along its reduction"
     numels = Mix.get_numel_rnumel(contiguous)
-    rows, columns = (V.graph.sizevars.size_hint(numel, fallback=0) for numel in numels)
+    rows, columns = (V.graph.sizevars.optimization_hint(numel, fallback=0) for numel in numels)
     strict = not torch._inductor.config.triton.mix_order_reduction_non_strict_mode
     sizes = f"xnumel {rows}, rnumel {columns}"
     if strict and rows * columns < 5 * 2**20:
         return f"fewer than 5 Mi elements ({sizes})"
-    if strict and rows < 2 * columns:
+    if strict and rows < 2 * columns and torch.__version__.startswith("2.11."):
         return f"xnumel is under twice rnumel ({sizes})"
     if strict and rows < 4096:
         return f"xnumel is under 4096 ({sizes})"

@@ -109,6 +109,7 @@ def _describe_to_torch(device: Device) -> None:
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "_lazy_init": lambda: None,
         "init": lambda: None,
         "device_count": lambda: 1,

@@ -68,9 +68,9 @@ def refresh(
         stack = stacks.load(pins.load(pin, root), root)
         pins.check_base(stack.pin, base)
         changed = changed_copies(stack, root)
-        there = workbench.load(root)
+        there = workbench.load(root, pin)
         if there is not None:
-            there = there.settled(stack) if there.state.pin == pin else None
+            there = there.settled(stack)
         if there is not None and there.has_work:
             done = _from_edit(base, stack, there, changed, root, figures)
         elif changed or (pin == DEFAULT_PIN and figures.stale(stack, root)):

@@ -1,5 +1,7 @@
 """`graft edit`: the stack as a git repository, ``.graft/edit``, laid out as PyTorch is.
 
+Another pin than the default one has its own, ``.graft/edit-<pin>``.
+
 Its first commit is the base's whole ``torch/_inductor`` and every other pinned file, as released;
 then comes a commit a patch, on the branch ``stack``. The patched tree follows it, so that a change
 there is live in ``build/bin/python``. Commit, amend, reorder, split and drop with git; then
@@ -124,9 +126,9 @@ class Edit:
         return self.saved(replace(self.state, sync=coming, next=None))
 
 
-def folder(root: Path = ROOT) -> Path:
-    """Where the edit is kept."""
-    return root / ".graft" / "edit"
+def folder(root: Path = ROOT, pin: str = DEFAULT_PIN) -> Path:
+    """Where the edit of the pin's stack is kept: each pin has its own."""
+    return root / ".graft" / ("edit" if pin == DEFAULT_PIN else f"edit-{pin}")
 
 
 def digest(stack: Stack) -> str:
@@ -135,9 +137,9 @@ def digest(stack: Stack) -> str:
     return stacks.files_hash(named)
 
 
-def load(root: Path = ROOT) -> Edit | None:
-    """The edit of this repository, or None. Raises GraftError for one that cannot be read."""
-    path = folder(root)
+def load(root: Path = ROOT, pin: str = DEFAULT_PIN) -> Edit | None:
+    """The edit of the pin's stack, or None. Raises GraftError for one that cannot be read."""
+    path = folder(root, pin)
     if not path.exists():
         return None
     try:
@@ -182,7 +184,7 @@ def edit(
         if pin == DEFAULT_PIN:
             stacks.check_copies(stack, root)
         pins.check_base(stack.pin, built.base)
-        there = load(root)
+        there = load(root, pin)
         if there is not None:
             there = there.settled(stack)
             if reason := _reason_to_remake(there, stack, source, files):
@@ -197,12 +199,13 @@ def edit(
 
 
 def discard(prefix: Path = ROOT / "build", *, root: Path = ROOT) -> bool:
-    """Remove the edit with whatever it has; False where there is none.
+    """Remove the edit of the tree's pin with whatever it has; False where there is none.
 
     A tree at `prefix` that follows it is made from the patch files again.
     """
     with journal.alone(root):
-        path = folder(root)
+        built = (prefix / tree.MANIFEST).is_file()
+        path = folder(root, tree.load(prefix).pin if built else DEFAULT_PIN)
         there = path.exists()
         settle_tree(prefix, root)
         if there:
@@ -244,7 +247,8 @@ def _make(base: Base, stack: Stack, root: Path, source: Path | None, files: Sequ
         wanted |= commits.absent_files(stack.patches, {*pristine, *wanted})
     for name in wanted - pristine.keys():
         pristine[name] = released(base, source, stack.pin, name)
-    path, aside = folder(root), folder(root).with_name("edit.new")
+    path = folder(root, stack.pin.name)
+    aside = path.with_name(f"{path.name}.new")
     shutil.rmtree(aside, ignore_errors=True)
     repo = commits.make(aside, pristine, stack.patches)
     state = State(
@@ -262,7 +266,7 @@ def _make(base: Base, stack: Stack, root: Path, source: Path | None, files: Sequ
 
 
 def _remove(path: Path) -> None:
-    gone = path.with_name("edit.old")
+    gone = path.with_name(f"{path.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
     os.rename(path, gone)
     shutil.rmtree(gone)

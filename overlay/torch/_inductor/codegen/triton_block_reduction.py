@@ -8,7 +8,7 @@ and only then along x.
 from __future__ import annotations
 
 import functools
-from typing import Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 
 from ..block_reduction_order import YFirstTile
 from ..runtime import triton_heuristics
@@ -67,15 +67,11 @@ class BlockReductionKernel(TritonKernel):
             )
         )
 
-    def codegen_prologue(self, code: IndentedBuffer) -> None:
-        super().codegen_prologue(code)
-        if self.persistent_reduction and self.inside_reduction:
-            self._add_meta()
-
-    def _add_meta(self) -> None:
+    def add_tile_meta(
+        self, triton_meta: dict[str, Any], inductor_meta: dict[str, Any]
+    ) -> None:
         tile = self.block_reduction_tile
-        triton_meta, inductor_meta = self.triton_meta, self.inductor_meta
-        if tile is None or triton_meta is None:
+        if not (tile and self.persistent_reduction and self.inside_reduction):
             return
         tile.launch_plan().add_to(inductor_meta)
         _, _, signature, _ = self.args.python_argdefs()

@@ -172,12 +172,15 @@ class MixOrderKernel(TritonKernel):
         ):
             # the loop is over rows
             buffer = self.body
-        self.last_load_buffer = buffer
+        # a row's value is good in all of its passes
+        self.last_load_stays = buffer is self.body or not (
+            indexing.has_rindex() or indexing.has_rmask()
+        )
         return buffer
 
     def load(self, name: str, index: sympy.Expr) -> TritonCSEVariable:
         loaded = super().load(name, index)
-        if self.last_load_buffer is self.body:
+        if self.last_load_stays:
             self.outside_loop_vars.add(loaded)
         return loaded
 
@@ -230,12 +233,11 @@ class MixOrderKernel(TritonKernel):
         self.cse.invalidate(OrderedSet(keep))
         self.row_pass += 1
 
-    def codegen_prologue(self, code: IndentedBuffer) -> None:
-        super().codegen_prologue(code)
+    def limit_alignment(self, attributes: Any) -> None:
+        """Lower what ``attributes`` say of the arguments, as far as fewer columns a thread
+        are better."""
         if self.row_split is None:
             return
-        assert self.triton_meta is not None
-        (attributes,) = self.triton_meta["configs"]
         _, _, signature, _ = self.args.python_argdefs()
         if debug_options().even_vectors:
             even_vectors(attributes, signature, self.features)

@@ -19,7 +19,7 @@ from typing import Any, cast, Optional
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import size_hint, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import config
@@ -32,6 +32,7 @@ from ..pattern_matcher import (
     register_graph_pattern,
 )
 from ..runtime.hints import DeviceProperties
+from ..upstream_names import optimization_hint
 
 
 aten = torch.ops.aten
@@ -178,7 +179,7 @@ def pays(scatter: Scatter, device: DeviceModel, costs: Costs = Costs()) -> bool:
     index's elements evenly spread over the buckets. Less evenly, it pays more.
     """
     rows, columns = (
-        math.prod(size_hint(x, config.unbacked_symint_fallback) for x in size)
+        math.prod(optimization_hint(x, config.unbacked_symint_fallback) for x in size)
         for size in (scatter.index_size, scatter.row_size)
     )
     adds = rows / scatter.buckets
