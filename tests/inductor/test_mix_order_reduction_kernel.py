@@ -350,7 +350,8 @@ class MaskedLoadOfAStoreTest(TestCase):
         x = torch.randn(37, 64, device=GPU_TYPE)
         metrics.reset()
         actual = torch.compile(f, fullgraph=True)(x)
-        self.assertEqual(metrics.generated_kernel_count, 1)
+        if what == "pointwise":  # not all releases fuse the padding with a reduction
+            self.assertEqual(metrics.generated_kernel_count, 1)
         self.assertEqual(actual, f(x))
 
 

@@ -224,7 +224,7 @@ class SmallerConfigLaunchersTest(TestCase):
 
     def test_other_kernels(self):
         with self.assertRaisesRegex(RuntimeError, "shared memory"):
-            self.launcher(lambda kwargs: False, False, XBLOCK=2, NUM_STAGES=2)
+            self.launcher(lambda kwargs: False, False, XBLOCK=2, NUM_STAGES=1)
 
 
 # A model that takes shared memory to be without end.

@@ -670,9 +670,13 @@ class ChannelsLastOrderTest(TestCase):
     def setUp(self):
         super().setUp()
         # the reference is float64's
-        context = torch.backends.cudnn.flags(allow_tf32=False)
-        context.__enter__()
-        self.addCleanup(context.__exit__, None, None, None)
+        self.flags = torch.backends.cudnn.flags(allow_tf32=False)
+        self.flags.__enter__()
+
+    def tearDown(self):
+        # before it is asked whether flags are as they were
+        self.flags.__exit__(None, None, None)
+        super().tearDown()
 
     def check(self, actual, f, args):
         for out, ref in zip(actual, f(*(arg.double() for arg in args))):
