@@ -119,7 +119,8 @@ class SmallerConfigLaunchersTest(TestCase):
         for name in ("_make_launcher", "_make_launchers"):
             if method := getattr(CachingAutotuner, name, None):  # of some releases
                 setattr(autotuner, name, functools.partial(method, autotuner))
-        autotuner.compile_results = [compiles(Config(kwargs, num_warps=8))]
+        config = Config(kwargs, num_warps=8, num_stages=1)
+        autotuner.compile_results = [compiles(config)]
         with patch(
             "torch._dynamo.device_interface.DeviceGuard",
             lambda *args: contextlib.nullcontext(),
