@@ -724,6 +724,9 @@ class SharedMaximaTest(TestCase):
         features = SimpleNamespace(
             get_reduction_hint=lambda scores: ReductionHint.INNER,
             contains_op=lambda name: False,
+            scheduler_nodes=lambda: [],
+            numel=1,
+            reduction_numel=4096,
         )
         kernel = {
             "features": features,
