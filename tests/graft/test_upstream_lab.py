@@ -1,4 +1,4 @@
-"""graft upstream-tests --device lab: upstream's tests see a GPU, and check what its code computes."""
+"""graft upstream-tests --device lab: upstream's tests see a GPU, and its code is checked."""
 
 from __future__ import annotations
 

@@ -724,7 +724,7 @@ class SharedMaximaTest(TestCase):
         features = SimpleNamespace(
             get_reduction_hint=lambda scores: ReductionHint.INNER,
             contains_op=lambda name: False,
-            scheduler_nodes=lambda: [],
+            scheduler_nodes=list,
             numel=1,
             reduction_numel=4096,
         )

@@ -12,7 +12,6 @@ from typing import Any, Optional, TYPE_CHECKING
 
 from ..block_reduction_order import YFirstTile
 from ..runtime import triton_heuristics
-from ..utils import IndentedBuffer
 from ..vector_width import limit_alignment
 from ..virtualized import V
 from .triton import TritonKernel
