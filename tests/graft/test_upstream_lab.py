@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from graft.testing import runner
+from graft.upstream import tests
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +38,6 @@ class GPUTests(TestCase):
 def test_a_gpu_is_described_to_upstreams_tests(tmp_path: Path) -> None:
     (tmp_path / "test_here.py").write_text(FILE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    env = {"GRAFT_TEST_DEVICE": "lab", "TRITON_INTERPRET": "1"}
-    found = runner.run([sys.executable], ["test_here.py"], cwd=tmp_path, env=env)
+    found = runner.run([sys.executable], ["test_here.py"], cwd=tmp_path, env=tests.LAB)
     by_name = {test.rpartition("::")[2]: each.outcome for test, each in found.results.items()}
     assert by_name == {"test_right": "passed", "test_wrong": "failed"}

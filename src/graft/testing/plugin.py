@@ -12,12 +12,8 @@ GRAFT_TEST_ROWS names the file that lines of JSON are added to:
   `graft.testing.runner.Result` has.
 
 So a process that ends in the midst of a test says which. GRAFT_TEST_LIST, where it is set, names a
-file with the ids to run, one a line, in that order; what else pytest finds is left out.
-
-GRAFT_TEST_DEVICE=lab describes a GPU to torch before a test file imports it (`graft.lab.backend`).
-
-Needs pytest and the standard library alone, for it runs in the pythons that are compared; the lab
-needs their torch.
+file with the ids to run, one a line, in that order; what else pytest finds is left out. Needs
+pytest and the standard library alone, for it runs in the pythons that are compared.
 """
 
 from __future__ import annotations
@@ -54,10 +50,6 @@ def _write(row: dict[str, Any]) -> None:
 def pytest_configure() -> None:
     """Nothing runs on where nobody reads: this process ends with the one that started it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.environ.get("GRAFT_TEST_DEVICE") == "lab":
-        from graft.lab import backend  # imports torch, which a run of other tests may not want
-
-        backend.install(over_budget="eager")
 
 
 @pytest.hookimpl(trylast=True)

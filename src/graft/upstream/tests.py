@@ -42,6 +42,9 @@ LIMIT_S = 600.0
 GPU_ONLY = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}
 """What makes upstream's files leave their tests of the CPU out."""
 
+LAB = {"PYTEST_PLUGINS": "graft.lab.plugin", "TRITON_INTERPRET": "1"}
+"""What describes a GPU to them."""
+
 
 def compare(
     built: Tree,
@@ -79,9 +82,7 @@ def compare(
     if workers < 1:
         raise UsageError(f"{workers} processes a GPU; expected 1 or more")
     meant = differences.load(stack, root)
-    extra = {"GRAFT_TEST_DEVICE": device, "TRITON_INTERPRET": str(int(device == "lab"))}
-    if gpu_only:
-        extra |= GPU_ONLY
+    extra = (LAB if device == "lab" else {}) | (GPU_ONLY if gpu_only else {})
     with tempfile.TemporaryDirectory(prefix="graft-upstream-") as aside:
         folder = Path(aside)
         both = sides.halves(built, folder, extra)
