@@ -125,7 +125,7 @@ def build(options: argparse.Namespace) -> int:
 
 def default_prefix(pin: str) -> Path:
     """The tree of a pin: build/, or for another than the default one build-NAME/."""
-    return ROOT / ("build" if pin == pins.DEFAULT_PIN else f"build-{pin}")
+    return ROOT / pins.own("build", pin)
 
 
 def _check_pin(prefix: Path, pin: str) -> None:
@@ -141,7 +141,7 @@ def _check_pin(prefix: Path, pin: str) -> None:
 
 def venv(pin: str) -> Path:
     """The environment that a pin's torch is installed into: .venv, or .venv-NAME."""
-    return VENV if pin == pins.DEFAULT_PIN else VENV.with_name(f"{VENV.name}-{pin}")
+    return VENV.with_name(pins.own(VENV.name, pin))
 
 
 def choose_base(options: argparse.Namespace, pin: Pin) -> Base:

@@ -64,8 +64,10 @@ def test_cases_are_chosen_by_name_glob_and_file():
         return [case.name for case in select(wanted, every, files)]
 
     assert names("softmax") == ["softmax"]
-    assert names("mx_*") == names("block_scaling")
-    assert names("mx_both*") == ["mx_both", "mx_both_flat", "mx_both_fp8"]
+    forms = [f"mx_dim1{form}" for form in ("_flat", "_flat16", "_flat64", "_flat128")]
+    ways = ["mx_dim0", "mx_dim1", *forms, "mx_dim1_view", "mx_dim1_back"]
+    both = ["mx_both", "mx_both_flat", "mx_both_fp8"]
+    assert names("mx_*") == names("block_scaling") == [*ways, *both]
     assert len([name for name in names("kernels") if not name.endswith("_grad")]) == 17
     assert names("rms_norm_backward", "softmax", "softmax") == ["rms_norm_backward", "softmax"]
 

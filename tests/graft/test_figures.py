@@ -149,7 +149,7 @@ def test_readme_follows_the_stack(bare: Project) -> None:
     (bare.root / "bench" / "results" / "now.json").write_text(json.dumps(data))
     assert parts.tree_hash(bare.root) == bare.stack.hash
     assert bare.refresh().written == ("README.md",)
-    assert f"Stack {bare.stack.hash[:12]}" in readme.read_text()
+    assert f"Stack {bare.stack.hash[:12]}; measured 2026-" in readme.read_text()
     assert bare.refresh().written == ()
 
     bare.edit()

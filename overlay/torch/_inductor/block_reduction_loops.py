@@ -171,7 +171,7 @@ def with_loops(
 def accessed(body: LoopBody) -> list[tuple[str, sympy.Expr, bool]]:
     """The buffers that ``body`` accesses: name, index, and whether it writes there."""
     return [
-        (entry.buffer_name, body.indexing_exprs[entry.index_name], kind != ACCESSES[0])
+        (entry.buffer_name, body.indexing_exprs[entry.index_name], kind != MemoryUsageType.LOAD)
         for kind in ACCESSES
         for entry in body.memory_usage[kind]
         if entry.buffer_name is not None

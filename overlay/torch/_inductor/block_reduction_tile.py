@@ -31,8 +31,8 @@ import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
-from .runtime.registers import THREADS_PER_WARP
 from .runtime.launch_plan import LaunchPlan
+from .runtime.registers import THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .tiling_utils import has_indirect_access
 from .utils import get_dtype_size, sympy_product, sympy_subs

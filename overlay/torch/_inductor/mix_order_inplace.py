@@ -18,6 +18,7 @@ from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
 from .loop_body import MemoryUsageType
 from .mix_order_accesses import access
+from .runtime.registers import THREADS_PER_WARP
 
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from .loop_body import LoopBody
     from .mix_order_row_loop import RowSplit
     from .scheduler import SchedulerBuffer, SchedulerDonatedBuffer, SchedulerNode
-
-
-THREADS_PER_WARP = 32
 
 
 def read_before_written(

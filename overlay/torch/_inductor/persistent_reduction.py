@@ -25,7 +25,8 @@ from .dependencies import MemoryDep
 from .mix_order_accesses import accessed_numel
 from .mix_order_pressure import Demand, LaunchConfig
 from .mix_order_trace import Op, Trace, Width
-from .runtime.hints import _NUM_THREADS_PER_WARP, DeviceProperties
+from .runtime.hints import DeviceProperties
+from .runtime.registers import THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .virtualized import V
 
@@ -55,6 +56,8 @@ COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
 # them, a looped one only those of its last block.
 MAX_PADDING = 1 / 3
+# Columns of a row, at most, that upstream's persistent inner reductions pad as they are.
+UPSTREAM_COLUMNS = 1024
 # Functions that are worth computing once.
 FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "pow")
 # Warps of a program whose row of more than so many columns eight do not hold, and the most
@@ -191,7 +194,7 @@ class Loops:
     @property
     def has_wide_programs(self) -> bool:
         """Whether ``WIDE_WARPS`` hold the row, and are better than its loops."""
-        columns = ceildiv(self.padded, WIDE_WARPS * _NUM_THREADS_PER_WARP)
+        columns = ceildiv(self.padded, WIDE_WARPS * THREADS_PER_WARP)
         if not COLUMNS_PER_THREAD // 2 <= columns <= COLUMNS_PER_THREAD:
             return False
         if self.again.live > MAX_LIVE_REGISTERS:
@@ -239,8 +242,9 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         return None
     stats = features.memory_stats()
     row = stats.persistent.reads.dim[-1]
+    rnumel = int(features.reduction_numel)
     return Loops(
-        rnumel=int(features.reduction_numel),
+        rnumel=rnumel,
         streams=row.count_per_thread - row.count_per_thread_broadcast,
         loops=len(stats.looped.memory.loop),
         online_softmax=has_online_softmax(features),
@@ -250,7 +254,8 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
             for node in features.scheduler_nodes()
             for name in FUNCTIONS
         ),
-        again=Again.of(features),
+        # which nothing asks of a shorter row
+        again=Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again(),
         across=reads_across_rows(features),
     )
 
@@ -294,7 +299,7 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     if row.loops < 2 and not row.online_softmax:
         return "one loop does all"
     padded = row.padded
-    is_long = row.rnumel > 1024  # of others upstream's persistent kernels pad any
+    is_long = row.rnumel > UPSTREAM_COLUMNS
     if is_long and row.plain and row.streams > 1 and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
     is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
@@ -311,7 +316,7 @@ def num_warps(row: Loops) -> Optional[int]:
     long for any.
     """
     for warps in NUM_WARPS:
-        columns = ceildiv(row.padded, warps * _NUM_THREADS_PER_WARP)
+        columns = ceildiv(row.padded, warps * THREADS_PER_WARP)
         if (
             columns <= COLUMNS_PER_THREAD
             and row.takes(columns) <= MAX_REGISTERS_PER_THREAD

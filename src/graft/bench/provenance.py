@@ -40,7 +40,8 @@ def stamp(path: Path, root: Path) -> str:
         stacks, date = [found] if found else [], data.get("date", "")
         same = carried.stack(path, found, root) if found else None
         # a table may have results of several pins: those of another than the default one say so
-        pin = data.get("pin", DEFAULT_PIN).replace(DEFAULT_PIN, "")
+        if data.get("pin") != DEFAULT_PIN:
+            pin = data.get("pin", "")
     folder = root / "bench" / "results"
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
     listed = _made(root).get(name, {})

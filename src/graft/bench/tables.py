@@ -113,13 +113,13 @@ def content(spec: Sequence[str], root: Path, where: str) -> str:
         files = [name for name in files if name not in to_come]
         if not files and where not in CURRENT:
             return f"Not measured yet: `graft bench publish --part {next(iter(to_come.values()))}`."
-    hash = parts.tree_hash(root)
-    if where in CURRENT and hash is not None:
+    hash = parts.tree_hash(root) if where in CURRENT else None
+    if hash is not None:
         files = [name for name in files if hash in _stacks(root / name, root)]
     if where in CURRENT and not files:
         return NONE_CURRENT
     spec = [*files, *(f"{name}={value}" for name, value in options.items())]
-    if where in CURRENT and hash is not None:
+    if hash is not None:
         stamps = [provenance.of_one(hash, [root / name for name in files])]
     else:
         found = (provenance.stamp(root / name, root) for name in files)

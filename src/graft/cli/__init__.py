@@ -248,10 +248,8 @@ def edit(
     if discard:
         if source or files:
             raise UsageError("--discard goes with nothing else", "graft edit --discard")
-        built = (prefix / tree.MANIFEST).is_file()
-        path = workbench.folder(pin=tree.load(prefix).pin) if built else workbench.folder()
         removed = workbench.discard(prefix)
-        click.echo(f"removed {path}" if removed else "there is no edit to remove")
+        click.echo(f"removed {removed}" if removed else "there is no edit to remove")
         return
     pin = pin_name or tree.load(prefix).pin
     opened = workbench.edit(prefix, pin=pin, source=source, files=files)
@@ -412,13 +410,7 @@ def pin_add(
     type=click.Path(path_type=Path),
     help="A test file by itself.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "lab"]),
-    default="cuda",
-    show_default=True,
-    help="lab: without a GPU, under Triton's interpreter.",
-)
+@options.device
 @click.option("--timeout", "limit_s", type=float, help="Seconds for a test (default 600).")
 @click.option("-k", "keyword", help="Only these tests, as pytest's -k.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes a GPU.")
@@ -503,13 +495,7 @@ def _judge(
 
 @graft.command()
 @options.prefix
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "lab"]),
-    default="cuda",
-    show_default=True,
-    help="lab: without a GPU, under Triton's interpreter.",
-)
+@options.device
 @click.option("--samples", type=int, help="Of each operator, dtype and form; 0: all (default 2).")
 @click.option("--form", "forms", multiple=True, help="alone, sums or large (default: each).")
 @click.option("-k", "keyword", help="Only these cases, as pytest's -k.")

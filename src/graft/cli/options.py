@@ -101,6 +101,13 @@ prefix = click.option(
     show_default="build/",
     help="The patched tree.",
 )
+device = click.option(
+    "--device",
+    type=click.Choice(["cuda", "lab"]),
+    default="cuda",
+    show_default=True,
+    help="lab: without a GPU, under Triton's interpreter.",
+)
 pin = click.option("--pin", "pin_name", default=None, help="The pin, if not the tree's.")
 series = click.option(
     "--series", metavar="NAME", help="One series, by its name in patches/<pin>/series."

@@ -77,6 +77,11 @@ def names(root: Path = ROOT) -> list[str]:
     return sorted(path.stem for path in (root / "pins").glob("*.toml"))
 
 
+def own(name: str, pin: str) -> str:
+    """What the default pin calls `name` (build, .venv, edit), and another one `name`-`pin`."""
+    return name if pin == DEFAULT_PIN else f"{name}-{pin}"
+
+
 def load(name: str = DEFAULT_PIN, root: Path = ROOT) -> Pin:
     """Read ``pins/<name>.toml``. Raises UsageError for an unknown name."""
     path = file(name, root)

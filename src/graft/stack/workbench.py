@@ -128,7 +128,7 @@ class Edit:
 
 def folder(root: Path = ROOT, pin: str = DEFAULT_PIN) -> Path:
     """Where the edit of the pin's stack is kept: each pin has its own."""
-    return root / ".graft" / ("edit" if pin == DEFAULT_PIN else f"edit-{pin}")
+    return root / ".graft" / pins.own("edit", pin)
 
 
 def digest(stack: Stack) -> str:
@@ -198,8 +198,9 @@ def edit(
         return opened
 
 
-def discard(prefix: Path = ROOT / "build", *, root: Path = ROOT) -> bool:
-    """Remove the edit of the tree's pin with whatever it has; False where there is none.
+def discard(prefix: Path = ROOT / "build", *, root: Path = ROOT) -> Path | None:
+    """Remove the edit of the tree's pin with whatever it has, and say where it was; None where
+    there is none.
 
     A tree at `prefix` that follows it is made from the patch files again.
     """
@@ -210,7 +211,7 @@ def discard(prefix: Path = ROOT / "build", *, root: Path = ROOT) -> bool:
         settle_tree(prefix, root)
         if there:
             _remove(path)
-        return there
+        return path if there else None
 
 
 def _reason_to_remake(
