@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import standin
 from rich.console import Console
+from running import is_running, wait_for
 from standin import Project
 
 from graft.errors import GraftError, UsageError
@@ -515,21 +516,6 @@ def test_a_run_that_is_killed_leaves_no_process(project: Project, tmp_path: Path
         run.kill()
         run.wait()
     wait_for(lambda: not any(is_running(int(each)) for each in pid.read_text().split()))
-
-
-def wait_for(what: object, limit_s: float = 30) -> None:
-    begin = time.monotonic()
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() - begin < limit_s
-        time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_two_runs_do_not_share_a_state(tmp_path: Path) -> None:
