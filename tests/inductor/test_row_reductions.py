@@ -155,16 +155,16 @@ class LongRowsTest(TestCase):
 
     @parametrize("f, columns", WIDE)
     def test_wide_programs(self, f, columns):
-        """16 warps hold a row of which loops compute functions, or divide, again."""
+        """A row is held of which loops compute functions, or divide, again."""
         args = f.__code__.co_argcount, torch.bfloat16
         code = self.check(f, (3, columns), PERSISTENT, *args)
-        self.assertIn("'num_warps': 16", code)
+        self.assertIn(f"'num_warps': {8 if columns <= 8192 else 16}", code)
         self.check(f, (3, columns), REDUCTION, *args, **STOCK)
 
     def test_wide_programs_in_float32(self):
         for f in (gated_norm, centered_norm, added_norm):
             code = self.check(f, (3, 8190), PERSISTENT, 2)
-            self.assertIn("'num_warps': 16", code)
+            self.assertIn("'num_warps': 8", code)
 
     def test_wide_rows_of_arithmetic(self):
         """A loop over them has more programs on an SM."""
@@ -429,7 +429,8 @@ class PersistentPolicyTest(TestCase):
         self.assertIn("more than 2048", self.why(most=2048))
 
     def test_wide(self):
-        """16 warps, where loops do more than arithmetic and loads of one tensor again."""
+        """By what is live, where loops do more than arithmetic and loads of one tensor
+        again: 32 columns a thread."""
 
         def warps(rnumel, online_softmax=False, **again):
             row = Loops(rnumel, 3, 2, online_softmax, again=Again(**again))
@@ -440,10 +441,10 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(warps(8192))
         self.assertIsNone(warps(8192, loads=1))
         for again in ({"functions": True}, {"welford": True}, {"loads": 2}):
-            self.assertEqual(warps(8192, **again), 16)
-            self.assertEqual(warps(8192, live=48, **again), 16)
+            self.assertEqual(warps(8192, **again), 8)
+            self.assertEqual(warps(8192, live=48, **again), 8)
             self.assertIsNone(warps(8192, live=49, **again))
-            self.assertEqual(warps(5120, **again), 16)
+            self.assertEqual(warps(5120, **again), 8)
         for again in ({"functions": True}, {"online_softmax": True}):
             self.assertEqual(warps(16384, **again), 16)
             self.assertIsNone(warps(16382, **again))
@@ -1033,6 +1034,96 @@ class PeeledLoopsTest(TestCase):
             actual, code = self.compile(f, given, **options)
             self.assertEqual(actual, f(given), atol=1e-3, rtol=1e-4)
             self.assertNotIn("R0_WHOLE", code)
+
+
+# Logsumexp
+
+
+def z_loss(x, y):
+    lse = torch.logsumexp(x.float(), -1)
+    return torch.nn.functional.cross_entropy(x, y, label_smoothing=0.1) + (lse * lse).mean()
+
+
+def z_loss_of_bfloat16(x, y):
+    lse = x.logsumexp(1, keepdim=True)
+    return torch.nn.functional.cross_entropy(x, y) + 1e-4 * lse.float().square().mean()
+
+
+def z_loss_of_log_softmax(x, y):
+    nll = torch.log_softmax(x, -1, dtype=torch.float32).gather(1, y[:, None])
+    return torch.special.logsumexp(x.float(), (-1,)).square().mean() - nll.mean()
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class LogsumexpTest(TestCase):
+    """Its maximum and its sum are an online softmax."""
+
+    def compiled(self, f, *args):
+        torch._dynamo.reset()
+        with (
+            inductor_config.patch({**LOOPED_ALONE, "online_softmax": True}),
+            mock.patch.object(looped_reduction, "FEW_ROWS", 0),
+        ):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        return actual, "\n".join(code)
+
+    @parametrize("keepdim", (False, True))
+    def test_special_values(self, keepdim):
+        x = torch.cat(
+            [
+                rows_with(value, rest, 2500, later=2100)
+                for value in (INF, -INF, NAN, 3e38, -3e38)
+                for rest in ("numbers", "-inf")
+            ]
+        )
+        x[1, 5], x[2, 5] = INF, NAN
+
+        def f(x):
+            return torch.logsumexp(x, -1, keepdim)
+
+        actual, code = self.compiled(f, x)
+        self.assertIn(SHARED, code)
+        self.assertEqual(actual, f(x.double()).float(), equal_nan=True)
+
+    @parametrize(
+        "loss, loops",
+        ((z_loss, 2), (z_loss_of_bfloat16, 1), (z_loss_of_log_softmax, 1)),
+        name_fn=lambda loss, loops: loss.__name__,
+    )
+    def test_beside_a_cross_entropy(self, loss, loops):
+        x = torch.randn(4, 2500, device=GPU_TYPE, dtype=torch.bfloat16)
+        y = torch.tensor([0, 2499, 3, 17], device=GPU_TYPE)
+        actual, code = self.compiled(loss, x, y)
+        expect = loss(x.double(), y)
+        self.assertEqual(actual.double(), expect.double(), atol=0.01, rtol=0.01)
+        (kernel,) = (each for each in code.split("@triton.jit") if SHARED in each)
+        self.assertEqual(kernel.count(SHARED), 1)
+        self.assertEqual(kernel.count("for r0_offset in"), loops)
+
+    def test_values_of_rows(self):
+        """They are no accesses of the loop."""
+
+        def f(x, *rows):
+            return sum(rows, torch.logsumexp(x, -1))
+
+        x = torch.randn(4, 2500, device=GPU_TYPE)
+        rows = [torch.randn(4, device=GPU_TYPE) for _ in range(7)]
+        actual, code = self.compiled(f, x, *rows)
+        self.assertIn(SHARED, code)
+        self.assertEqual(actual, f(x, *rows))
+
+    def test_as_ever(self):
+        x = torch.randn(4, 25, 100, device=GPU_TYPE)
+        for f in (
+            lambda x: torch.logsumexp(x, (1, 2)),
+            lambda x: torch.logsumexp(x.long(), -1),
+            lambda x: torch.logsumexp(x[0, 0, 0], 0),
+            lambda x: torch.logsumexp(x[:, :, :0], -1),
+        ):
+            actual, code = self.compiled(f, x)
+            self.assertNotIn("online_softmax", code)
+            self.assertEqual(actual, f(x))
 
 
 # Parts of a reduction that is split

@@ -258,6 +258,7 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
         for size in (features.numel, features.reduction_numel)
     )
     loops = features.memory_stats().looped
+    of_columns = loops.memory.dim[-1]
     reads = [loop.bytes_per_thread for loop in loops.reads.loop if loop.count_per_thread]
     itemsizes = [
         V.graph.get_dtype(name).itemsize
@@ -275,7 +276,11 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
         columns=columns,
         read_again=max(reads) if len(reads) > 1 else 0,
         narrow=all(size == 2 or (size == 1 and words) for size in itemsizes),
-        accesses=max((loop.count_per_thread for loop in loops.memory.loop), default=0),
+        accesses=min(
+            max((loop.count_per_thread for loop in loops.memory.loop), default=0),
+            # without what has one value for a row
+            of_columns.count_per_thread - of_columns.count_per_thread_broadcast,
+        ),
     )
 
 

@@ -60,12 +60,14 @@ MAX_PADDING = 1 / 3
 UPSTREAM_COLUMNS = 1024
 # Functions that are worth computing once.
 FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "pow")
-# Warps of a program whose row of more than so many columns eight do not hold, and the most
-# columns of one whose loops compute nothing but arithmetic again. With twice as many an
-# SM has one program or two, which wait for memory in turn, and loops have four.
+# Warps of a program whose row has more than so many columns, which is the most of one whose
+# loops compute nothing but arithmetic again. With twice as many columns an SM has one
+# program or two, which wait for memory in turn, and loops have four. With these warps for
+# shorter rows, more wait for one another at each reduction.
 WIDE_WARPS, WIDE_COLUMNS = 16, 8192
-# Registers of a thread with which an SM of 65536 holds two such programs, but for
-# addresses, masks and temporaries: what is live while all warps wait for a reduction.
+# Registers of a thread with which an SM of 65536 holds two such programs, or as many
+# columns in half the warps, but for addresses, masks and temporaries: what is live while
+# all warps wait for a reduction.
 MAX_LIVE_REGISTERS = 64 - 16
 # Adjacent columns that a thread loads at once, at least, of rows of more than
 # ``WIDE_COLUMNS``: one at a time, each has registers for its address.
@@ -192,8 +194,8 @@ class Loops:
         )
 
     @property
-    def has_wide_programs(self) -> bool:
-        """Whether ``WIDE_WARPS`` hold the row, and are better than its loops."""
+    def is_held_by_what_is_live(self) -> bool:
+        """Whether a row of more than 4096 columns is, and is better held than looped."""
         columns = ceildiv(self.padded, WIDE_WARPS * THREADS_PER_WARP)
         if not COLUMNS_PER_THREAD // 2 <= columns <= COLUMNS_PER_THREAD:
             return False
@@ -312,8 +314,8 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
 
 def num_warps(row: Loops) -> Optional[int]:
     """
-    The fewest warps that hold the row at once, or ``WIDE_WARPS``; None where it is too
-    long for any.
+    The fewest warps that hold the row at once, by what it loads, or what is live at its
+    reductions; None where it is too long for any.
     """
     for warps in NUM_WARPS:
         columns = ceildiv(row.padded, warps * THREADS_PER_WARP)
@@ -322,4 +324,6 @@ def num_warps(row: Loops) -> Optional[int]:
             and row.takes(columns) <= MAX_REGISTERS_PER_THREAD
         ):
             return warps
-    return WIDE_WARPS if row.has_wide_programs else None
+    if not row.is_held_by_what_is_live:
+        return None
+    return NUM_WARPS[-1] if row.padded <= WIDE_COLUMNS else WIDE_WARPS
