@@ -181,6 +181,15 @@ class LongRowsTest(TestCase):
         for f, columns in ((rms_norm, 2500), (softmax_of_floats, 5000), (gated_norm, 9000)):
             self.check(f, (3, columns), REDUCTION, f.__code__.co_argcount)
 
+    def test_padding_with_few_programs(self):
+        """A mask beside what is loaded again: an SM has two programs of such a row."""
+
+        def masked(y, grad, kept):
+            return torch.where(kept > 0, softmax_backward(y, grad), 0)
+
+        self.check(softmax_backward, (3, 5000), PERSISTENT, 2)
+        self.check(masked, (3, 5000), REDUCTION, 3)
+
     def test_longer_than_the_most(self):
         options = {"triton.persistent_reduction_max_numel": 2048}
         self.check(softmax_of_floats, (3, 2049), REDUCTION, **options)
@@ -462,6 +471,9 @@ class PersistentPolicyTest(TestCase):
 
         self.assertIn("padded", why(2500))
         self.assertIn("padded", why(2500, loads=2))
+        self.assertIsNone(why(5000, loads=2, live=26))
+        self.assertIn("padded", why(5000, loads=2, live=27))
+        self.assertIsNone(why(5000, functions=True, live=27))
         self.assertIsNone(why(2500, welford=True))
         self.assertIsNone(why(2500, functions=True))
         self.assertIsNone(why(2500, online_softmax=True))

@@ -75,6 +75,9 @@ WIDE_VECTOR = 4
 # Loads again that pay for padding with nothing computed again: with one there is nothing to
 # gain, and with three the masked lanes take longer than loading again.
 PADDED_LOADS = 2
+# Live registers of a thread of ``WIDE_WARPS``, at most, of such a row: in half the warps an
+# SM has three programs, with 80 a thread. With two, memory waits for the lanes of no column.
+MAX_PADDED_REGISTERS = (80 - OTHER_REGISTERS) // 2
 # Columns of a short row: most of its loops have masks, and of longer ones no more than the
 # last block has.
 SHORT_COLUMNS = 4096
@@ -187,10 +190,14 @@ class Loops:
         """Whether a block of up to twice the row is better than its loops."""
         if self.online_softmax:
             return self.rnumel <= SHORT_COLUMNS
-        if self.rnumel > SHORT_COLUMNS and self.again.loads == PADDED_LOADS:
-            return self.padded <= WIDE_COLUMNS
-        return self.padded <= WIDE_COLUMNS and (
-            self.again.functions or self.again.welford
+        if self.padded > WIDE_COLUMNS:
+            return False
+        return (
+            self.again.functions
+            or self.again.welford
+            or self.rnumel > SHORT_COLUMNS
+            and self.again.loads == PADDED_LOADS
+            and self.again.live <= MAX_PADDED_REGISTERS
         )
 
     @property
