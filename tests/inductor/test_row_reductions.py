@@ -184,8 +184,8 @@ class LongRowsTest(TestCase):
     def test_padding_with_few_programs(self):
         """A mask beside what is loaded again: an SM has two programs of such a row."""
 
-        def masked(y, grad, kept):
-            return torch.where(kept > 0, softmax_backward(y, grad), 0)
+        def masked(grad, y, kept):
+            return torch.where(kept > 0, softmax_backward(grad, y), 0)
 
         self.check(softmax_backward, (3, 5000), PERSISTENT, 2)
         self.check(masked, (3, 5000), REDUCTION, 3)

@@ -49,13 +49,12 @@ def online_logsumexp(
     return result if keepdim else result.squeeze(dim)
 
 
-def merge_online_softmaxes(graph: Graph) -> int:
+def merge_online_softmaxes(graph: Graph) -> None:
     """
     Use the first online softmax of a tensor, or of what it is converted to, in place of
-    others over the same dimension; returns how many others there were.
+    others over the same dimension.
     """
     first: dict[Any, torch.fx.Node] = {}
-    merged = 0
     for node in graph.find_nodes(
         op="call_function", target=inductor_prims.prepare_softmax_online
     ):
@@ -68,6 +67,5 @@ def merge_online_softmaxes(graph: Graph) -> int:
         if key in first:
             node.replace_all_uses_with(first[key])
             graph.erase_node(node)
-            merged += 1
-        first.setdefault(key, node)
-    return merged
+        else:
+            first[key] = node

@@ -195,9 +195,11 @@ class Loops:
         return (
             self.again.functions
             or self.again.welford
-            or self.rnumel > SHORT_COLUMNS
-            and self.again.loads == PADDED_LOADS
-            and self.again.live <= MAX_PADDED_REGISTERS
+            or (
+                self.rnumel > SHORT_COLUMNS
+                and self.again.loads == PADDED_LOADS
+                and self.again.live <= MAX_PADDED_REGISTERS
+            )
         )
 
     @property
