@@ -63,6 +63,23 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         tl.store(target + tl.program_id(0) * r0_numel + columns, total)
 
     @triton.jit
+    def alike_kernel(source, target, BLOCK: tl.constexpr):
+        """Operations of one name and one type each, on other values; two times each."""
+        index = tl.arange(0, BLOCK)
+        place = target + tl.program_id(0) * 8 * BLOCK + index
+        for _ in tl.static_range(2):
+            x = tl.load(source + index)
+            y = x + tl.program_id(0)
+            tl.store(place, x * x)
+            tl.store(place + BLOCK, x * y)
+            tl.store(place + 2 * BLOCK, tl.where(x > 2, x, y))
+            tl.store(place + 3 * BLOCK, tl.where(x > 3, y, x))
+            tl.store(place + 4 * BLOCK, x * 2.0)
+            tl.store(place + 5 * BLOCK, x * 3.0)
+            tl.store(place + 6 * BLOCK, (x / 4).to(tl.int32) / 3)
+            tl.store(place + 7 * BLOCK, libdevice.fmod(y, x + 1) + x[None, :].reshape(BLOCK))
+
+    @triton.jit
     def libdevice_kernel(source, target, BLOCK: tl.constexpr):
         index = tl.arange(0, BLOCK)
         x = tl.load(source + index)
@@ -228,6 +245,30 @@ def in_lab_bfloat16() -> list[int]:
         int((back != exact).sum()),
         int(np.isnan(builder.float32_of_bfloat16(nans)).sum()),
     ]
+
+
+def in_lab_alike() -> Any:
+    x = torch.arange(4, dtype=torch.float32)
+    target = torch.empty(3, 8, 4)
+    signature = {"source": "*fp32", "target": "*fp32", "BLOCK": "constexpr"}
+    arguments = {"source": x, "target": target, "BLOCK": 4}
+    interpret.launch(alike_kernel, arguments, signature, (3, 1, 1))
+    for program, result in enumerate(target):
+        y = x + program
+        chosen = (torch.where(x > 2, x, y), torch.where(x > 3, y, x))
+        more = (x * 2, x * 3, (x / 4).int() / 3, torch.fmod(y, x + 1) + x)
+        expected = torch.stack((x * x, x * y, *chosen, *more))
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    known = builder.install().operations.known
+    return len(known), sum(found is None for found in known.values())
+
+
+def test_operations_that_are_alike_are_told_apart(lab: LabProcess) -> None:
+    """What is recorded of an operation is used for those of the same types, and for no others."""
+    before, _ = lab("alike")
+    known, unknown = lab("alike")
+    assert known == before > 20  # nothing is worked out again
+    assert unknown < known / 4
 
 
 def test_bfloat16_rounds_to_nearest_even(lab: LabProcess) -> None:

@@ -12,6 +12,8 @@ telling the truth about the kernels that Inductor generates, and this module put
 - **Reductions and scans** with a combining function run element by element in Python; here each
   combining step is done for the whole block at once.
 
+An operation is worked out once for each combination of types: `graft.lab.recorded`.
+
 Importing this module needs `TRITON_INTERPRET=1` in the environment before Triton is imported.
 """
 
@@ -34,6 +36,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from graft.errors import GraftError
+from graft.lab.recorded import Operations, number
 
 # Not 0, not -1, no index of any buffer that a test can afford, and not representable in float32.
 POISON_INTEGER = 0x5A5A_5A5A_5A5A_5A5B
@@ -207,9 +210,22 @@ def libdevice_function(symbol: str) -> Callable[..., torch.Tensor]:
 _BITWISE = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift}
 
 
+def _broadcast(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`np.broadcast_to`, at a fraction of its time for what most operations ask."""
+    if data.shape == shape:
+        return data
+    if data.ndim == len(shape) and data.flags.c_contiguous:
+        strides = tuple(0 if size == 1 else step for size, step in zip(data.shape, data.strides))
+        if all(size in (1, wanted) for size, wanted in zip(data.shape, shape)):
+            return np.ndarray(shape, data.dtype, data, 0, strides)
+    elif data.size == 1 and data.ndim < len(shape):
+        return np.ndarray(shape, data.dtype, data, 0, (0,) * len(shape))
+    return np.broadcast_to(data, shape)
+
+
 def _lanes(mask: Any, ptrs: Any) -> np.ndarray:
     """The lanes of `ptrs` that are on; a block pointer's mask comes as a plain array."""
-    return np.broadcast_to(mask if isinstance(mask, np.ndarray) else mask.data, ptrs.data.shape)
+    return _broadcast(mask if isinstance(mask, np.ndarray) else mask.data, ptrs.data.shape)
 
 
 class Nothing:
@@ -227,6 +243,7 @@ class Builder(InterpreterBuilder):
         # A GPU wraps around; an address that does is found by `Memory`.
         self.options = interpreter.InterpreterOptions(sanitize_overflow=False)
         self.memory = Memory()
+        self.operations: Operations
 
     # How a line is cached is one argument of Triton 3.9, two of 3.6; a descriptor's load names it.
     def create_load(self, ptr: Any, *_: Any) -> TensorHandle:
@@ -244,18 +261,18 @@ class Builder(InterpreterBuilder):
         if other is None:
             result = np.zeros(ptrs.data.shape, np_dtype)
         else:
-            result = np.array(np.broadcast_to(other.data, ptrs.data.shape), np_dtype)
+            result = np.array(_broadcast(other.data, ptrs.data.shape), np_dtype)
         result[wanted] = self.memory.read(ptrs.data[wanted], np_dtype)
         return TensorHandle(result, dtype)
 
     def create_store(self, ptr: Any, val: Any, *_: Any) -> None:
         np_dtype = interpreter._get_np_dtype(ptr.get_element_ty())
-        self.memory.write(ptr.data, np.broadcast_to(val.data, ptr.data.shape).astype(np_dtype))
+        self.memory.write(ptr.data, _broadcast(val.data, ptr.data.shape).astype(np_dtype))
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *_: Any) -> None:
         np_dtype = interpreter._get_np_dtype(ptrs.get_element_ty())
         lanes = _lanes(mask, ptrs)
-        values = np.broadcast_to(value.data, ptrs.data.shape)[lanes]
+        values = _broadcast(value.data, ptrs.data.shape)[lanes]
         self.memory.write(ptrs.data[lanes], values.astype(np_dtype, copy=False))
 
     def cast_impl(self, src: Any, dst_type: Any) -> TensorHandle:
@@ -292,7 +309,10 @@ class Builder(InterpreterBuilder):
         return super().unary_op(arg, op)
 
     def create_splat(self, ret_ty: Any, arg: Any) -> TensorHandle:
-        return TensorHandle(np.broadcast_to(arg.data, tuple(ret_ty.shape)), arg.dtype.scalar)
+        return TensorHandle(_broadcast(arg.data, tuple(ret_ty.shape)), arg.dtype.scalar)
+
+    def create_broadcast(self, arg: Any, shape: Any) -> TensorHandle:
+        return TensorHandle(_broadcast(arg.data, tuple(shape)), arg.dtype.scalar)
 
     def create_extern_elementwise(
         self, lib_name: str, lib_path: str, symbol: str, args: list[Any], ret_type: Any, pure: bool
@@ -462,6 +482,7 @@ def _init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
         self.shape = same
         self.tensor_shape = tl.tuple([tl.constexpr(size) for size in sizes])
         self.tensor_numel = tl.constexpr(self.numel)
+        number(self)
         known = _block_types[key] = dict(self.__dict__)
     self.__dict__.update(known)
 
@@ -501,12 +522,8 @@ def _make_types_cheap() -> None:
     tl.block_type.__eq__ = _equal_blocks
     tl.dtype.__eq__ = lambda self, other: self is other or _dtype_eq(self, other)
     tl.tensor.__init__ = _init_tensor
+    tl.dtype.recorded_number = None
     interpreter._get_np_dtype = _np_dtype
-
-
-def _stand_in(name: str, semantic: TritonSemantic) -> Callable[..., Any]:
-    function = getattr(cuda_libdevice, name)
-    return lambda *args: function(*args, _semantic=semantic)
 
 
 _installed: Builder | None = None
@@ -534,6 +551,10 @@ def install() -> Builder:
     interpreter.ReduceOps.generic_reduce = reduce_by_halves
     interpreter.ScanOps.generic_scan = scan_along
 
+    builder.operations = operations = Operations(semantic)
+    interpreter._patch_attr = lambda of, name, member, _builder, scope: scope.set_attr(
+        of, name, operations.wrap(member)
+    )
     scope = interpreter._LangPatchScope()
     for language in (tl, tl.core):
         interpreter._patch_builtin(language, builder, scope)
@@ -547,5 +568,6 @@ def install() -> Builder:
 
     for name in dir(cuda_libdevice):
         if tl.core.is_builtin(getattr(cuda_libdevice, name)):
-            setattr(generic_libdevice, name, _stand_in(name, semantic))
+            function = getattr(cuda_libdevice, name)
+            setattr(generic_libdevice, name, operations.wrap(function))
     return builder
