@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import functools
 import json
 import os
 import signal
@@ -326,11 +327,20 @@ def test_a_fork_that_ends_or_hangs_is_an_error() -> None:
     assert time.monotonic() - started < 10
 
 
-def in_lab_code(item: str) -> Any:
+@functools.cache
+def warm_lab() -> None:
+    """What each fork would import and build again."""
     from graft.lab import devices, fakegpu
+    from graft.upstream import operators
 
     fakegpu.install(devices.H200)
     codes._be_quiet()
+    codes._warm_up()
+    operators.operators()
+
+
+def in_lab_code(item: str) -> Any:
+    warm_lab()
     return codes.forked(lambda: codes.answer(item), 120)
 
 

@@ -384,16 +384,16 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     fakegpu.install(devices.find(gpu))
     _be_quiet()
-    warm = False
+    captured = 0
     for line in sys.stdin:
         request = json.loads(line)
         if "list" in request:
             group = request.pop("list")
             reply: dict[str, Any] = {"items": listed(group, **request)}
         else:
-            if not warm:
+            if captured == 1:  # for one item it would take longer than it saves
                 _warm_up()
-                warm = True
+            captured += 1
             item = request["item"]
             if item.startswith("operators/"):
                 from graft.upstream import operators
