@@ -224,15 +224,15 @@ def test_generated_graphs_in_the_lab(tmp_path: Path) -> None:
     run = subprocess.run(
         [
             sys.executable, "-m", "graft.devtools.fuzz", "--device", "lab", "--seed", "2026",
-            "--graphs", "24", "--workers", "2", "--shrink", "0", "--out", str(out),
+            "--graphs", "12", "--workers", "2", "--shrink", "0", "--out", str(out),
         ],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows) == 24, run.stdout + run.stderr
-    assert sum(row["mix_order"] > 0 for row in rows) >= 10, run.stdout
+    assert len(rows) == 12, run.stdout + run.stderr
+    assert sum(row["mix_order"] > 0 for row in rows) >= 5, run.stdout
     assert not [row for row in rows if row["kind"] in ("budget", "crash", "timeout")], run.stdout
     wrong = [row for row in rows if row.get("blame") == "mix-order"]
     if is_stock():
