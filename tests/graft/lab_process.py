@@ -7,6 +7,7 @@ instead. `python lab_process.py FILE` is its far end.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -59,6 +60,7 @@ def main(file: str) -> None:
         except Exception:
             answer = [None, traceback.format_exc()]
         print(json.dumps(answer), file=answers, flush=True)
+    gc.freeze()  # a process that ends searches all of torch for garbage, for seconds
 
 
 if __name__ == "__main__":
