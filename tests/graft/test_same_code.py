@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import functools
+import io
 import json
 import os
 import signal
