@@ -1092,7 +1092,7 @@ class UnalignedRowsKernelTest(MixOrderTestCase):
         for columns, dtype, fused in ((16383, BF16, 0), (16384, BF16, 1)):
             metrics.reset()
             args = rms_norm_args(40, columns, dtype)
-            self.check(rms_norm_backward, *args, fused=fused)
+            self.check_fused(rms_norm_backward, *args, fused=fused)
 
     def test_dynamic_rows(self):
         x = randn(133, 513, dtype=BF16)
@@ -1835,7 +1835,7 @@ class KeepRowsKernelTest(MixOrderTestCase):
     def test_elements_that_are_loaded_one_at_a_time(self, excess, fused, dtype):
         args = rms_norm_args(40, 16383, dtype)
         with self.predict(excess, 0):
-            self.check(rms_norm_backward, *args, fused=fused)
+            self.check_fused(rms_norm_backward, *args, fused=fused)
 
     # loaded twice, it may spill as much as if they were not loaded alone, of as many bytes
     @parametrize("excess,fused", ((153, 1), (154, 0)))
@@ -1843,14 +1843,14 @@ class KeepRowsKernelTest(MixOrderTestCase):
         args = rms_norm_args(40, 16383, FP32)
         options = {DEBUG: {"keep_rows": False}}
         with self.predict(1000, excess):
-            self.check(rms_norm_backward, *args, fused=fused, **options)
+            self.check_fused(rms_norm_backward, *args, fused=fused, **options)
 
     # 1.2 times where rows are loaded twice, of two bytes an element, by 512 threads
     @parametrize("excess,fused", ((38, 1), (39, 0)))
     def test_pair_that_loads_rows_twice(self, excess, fused):
         args = rms_norm_args(40, 16384, BF16)
         with self.predict(1000, excess):
-            self.check(rms_norm_backward, *args, fused=fused)
+            self.check_fused(rms_norm_backward, *args, fused=fused)
 
     # a sixteenth of the registers, where rows are loaded twice
     @parametrize(
@@ -1872,7 +1872,8 @@ class KeepRowsKernelTest(MixOrderTestCase):
             return rms_norm_backward(x, weight, function(dy), rstd)
 
         args = rms_norm_args(13, 16384)
-        self.check(f, *args, fused=fused or not policy, **{DEBUG: {"register_pressure": policy}})
+        options = {DEBUG: {"register_pressure": policy}}
+        self.check_fused(f, *args, fused=fused or not policy, **options)
 
     def test_slow_functions_of_a_row_s_value(self):
         def f(x, dy, rstd):

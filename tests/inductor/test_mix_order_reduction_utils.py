@@ -256,6 +256,17 @@ class MixOrderTestCase(TestCase):
         with mock.patch.object(GraphLowering, "save_output_code", save):
             return self.generated(f, args, options)
 
+    def check_fused(self, f, *args, fused, **options):
+        """
+        As ``check``. Where nothing is fused the code is not run: its kernels are those
+        without mix-order reductions.
+        """
+        if fused:
+            return self.check(f, *args, fused=fused, **options)
+        code = self.generate(f, *args, **options)
+        self.assertEqual(metrics.codegen_mix_order_reduction, 0)
+        return code
+
     def generate_cpp(self, f, *args, aot=False, **options):
         """The C++ wrapper for ``f``, which is neither built nor run."""
 
