@@ -1390,6 +1390,26 @@ class InplaceTest(InplaceTestCase):
         # either of two that die takes the one output
         self.assertEqual(found, ({"in_out_ptr0"}, 1 + residual))
 
+    @parametrize("choices", (InductorChoices, Reload))
+    @parametrize("gradient", ("dies", "is returned", "is read by another kernel"))
+    def test_cast_of_dx(self, choices, gradient):
+        """The type of dx is the stream's, that of its copy the gradient's."""
+
+        def f(a, b, c, d, x, weight, rstd):
+            dy = a @ b
+            dx, dweight = rms_norm_backward(x, weight, dy, rstd)
+            dx = dx * (c @ d)
+            more = {"dies": [], "is returned": [dy]}.get(gradient, [dy @ dy.t()])
+            return dx, dx.to(a.dtype), dweight, *more
+
+        x, weight = randn(ROWS, COLUMNS), randn(COLUMNS, dtype=torch.bfloat16)
+        rstd = torch.rand(ROWS, 1, device=GPU_TYPE)
+        args = *self.product(torch.bfloat16), *self.product(), x, weight, rstd
+        found = self.inplace(f, *args, choices=choices, ulps=16)
+        dies = gradient == "dies"
+        expect = {"in_out_ptr0", "in_out_ptr1"} if dies else {"in_out_ptr0"}
+        self.assertEqual(found, (expect, 2 if dies else 3))
+
     @parametrize("rows", (13, 1000))
     def test_rows(self, rows):
         def f(a, b, x):

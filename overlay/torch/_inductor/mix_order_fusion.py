@@ -1,5 +1,6 @@
 """What the scheduler asks of mix-order reductions, by one name."""
 
+from .mix_order_inplace import inplace_reads as inplace_reads
 from .mix_order_inplace import read_before_written as read_before_written
 from .mix_order_plan import partials as partials
 from .mix_order_producer_sums import attach_producer_sums as attach_producer_sums

@@ -25,9 +25,26 @@ if TYPE_CHECKING:
     import sympy
 
     from .codegen.simd import SIMDKernel
+    from .dependencies import Dep
     from .loop_body import LoopBody
     from .mix_order_row_loop import RowSplit
     from .scheduler import SchedulerBuffer, SchedulerDonatedBuffer, SchedulerNode
+
+
+def inplace_reads(kernel: SIMDKernel, writer: SchedulerNode) -> list[Dep]:
+    """
+    The reads whose buffers may take an output of ``writer``: its own, and then what a
+    mix-order ``kernel`` loads for its other nodes. A cast of dx reads dx alone, and the
+    gradient that dx is made of has the cast's type.
+    """
+    reads = [*writer.read_writes.reads]
+    if getattr(kernel, "row_split", None) is None:
+        return reads
+    nodes = [*row_passes(kernel)]
+    written = OrderedSet(name for node in nodes for name in node.get_buffer_names())
+    beside = {read.name: read for node in nodes for read in node.read_writes.reads}
+    own = OrderedSet(read.name for read in reads)
+    return reads + [r for name, r in beside.items() if name not in own | written]
 
 
 def read_before_written(
