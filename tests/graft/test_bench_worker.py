@@ -1,8 +1,10 @@
 """The worker's preparation on the CPU: CUDA's calls stand still, and the clock is the host's."""
 
 import fcntl
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -356,6 +358,28 @@ def gpu(tmp_path):
     lock.free = free
     lock.turn_may_begin = lambda: free(tmp_path / "gpu.lock.turns")
     return lock
+
+
+def test_whoever_holds_the_gpu_goes_first_on_the_hosts_cores(gpu):
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def may_be_raised():
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(1) as third:
+        raised = third.submit(may_be_raised).result()
+    with ThreadPoolExecutor(1) as other:  # as the thread of a backward
+        before = niceness(), other.submit(niceness).result()
+        with gpu:
+            held = niceness(), other.submit(niceness).result()
+        after = niceness(), other.submit(niceness).result()
+    assert before == after
+    assert held == ((-10, -10) if raised else before), "all threads, or where it may not, none"
 
 
 def watched(backend_sees, run_sees):

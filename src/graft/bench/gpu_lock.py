@@ -1,5 +1,9 @@
 """The lock of a GPU: whoever holds it is the only one that works on the GPU.
 
+It goes first on the host's cores, too, where it may raise its priority (root): a kernel that is
+launched late, because others compile, is timed as longer than it is, and tuned to the wrong
+configuration.
+
 Several points can then be prepared for one GPU at a time: what needs it (inputs, reference, first
 runs, autotuning, timing) is done by one after the other, and only compiles, which run on the
 host, overlap with it. What is loaded to the GPU meanwhile, a kernel that was compiled, keeps out of
@@ -11,11 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+# Of the holder's threads; others compile at 0.
+_HOLDERS_NICENESS = -10
 
 
 class GpuLock:
@@ -62,6 +70,7 @@ class GpuLock:
             return
         if self._file:
             self._take(self._file, fcntl.LOCK_EX)
+            _set_niceness(_HOLDERS_NICENESS)
         self._since = time.perf_counter()
 
     def release(self) -> None:
@@ -72,6 +81,7 @@ class GpuLock:
         self.held_s += time.perf_counter() - self._since
         self._since = None
         if self._file:
+            _set_niceness(0)
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
@@ -131,3 +141,10 @@ class GpuLock:
         finally:
             if held:
                 self.acquire()
+
+
+def _set_niceness(niceness: int) -> None:
+    """Of each thread of this process (a backward has its own); as it was where it may not."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
