@@ -690,6 +690,19 @@ class ReloadTest(ReloadTestCase, MixOrderTestCase):
         code = self.reload(rms_norm_backward, *rms_norm_args(133, 96), fused=2)
         self.assertEqual(self.loads(code), (1, 5))
 
+    @parametrize("choices", (InductorChoices, Reload))
+    def test_eviction_policies(self, choices):
+        """The first pass keeps what the next one reads; rows read once have no policy."""
+        args = rms_norm_args(133, 96)
+        code = self.reload(rms_norm_backward, *args, choices=choices)
+        kernel = self.mix_order_kernel(code)
+        rows = [load for load in kernel.calls("tl.load", kernel.loop) if "r0_" in load[0]]
+        again = [any("evict_first" in part for part in load) for load in rows]
+        kept = [any("evict_last" in part for part in load) for load in rows]
+        twice = choices is Reload
+        self.assertEqual(again, [False, False, True, True] if twice else [False] * 2)
+        self.assertEqual(kept, [True, True, False, False] if twice else [False] * 2)
+
     def test_without_hoisting(self):
         code = self.reload(
             rms_norm_backward, *rms_norm_args(133, 96), choices=ReloadWithoutHoisting
