@@ -464,6 +464,21 @@ class PersistentPolicyTest(TestCase):
             why_looped(Loops(4096, 5, 2, False, again=Again(functions=True)), 16384)
         )
 
+    def test_registers_of_an_sm(self):
+        """Of half the registers half as many columns are held, and what is live is less."""
+
+        def row(rnumel, streams, **again):
+            wide = Loops(rnumel, streams, 2, False, again=Again(**again))
+            return dataclasses.replace(wide, registers_per_sm=32768)
+
+        self.assertIsNone(why_looped(row(2048, 1), 16384))
+        self.assertIn("registers", why_looped(row(4096, 4), 16384))
+        self.assertIsNone(why_looped(row(8192, 3, functions=True, live=16), 16384))
+        self.assertIn(
+            "registers", why_looped(row(8192, 3, functions=True, live=17), 16384)
+        )
+        self.assertIn("padded", why_looped(row(5000, 1, loads=2, live=7), 16384))
+
     def test_padding_that_pays(self):
         def why(rnumel, online_softmax=False, **again):
             row = Loops(rnumel, 1, 2, online_softmax, again=Again(**again))

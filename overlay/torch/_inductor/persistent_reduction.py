@@ -22,11 +22,12 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import ir
 from .dependencies import MemoryDep
+from .device_model import DeviceModel
 from .mix_order_accesses import accessed_numel
 from .mix_order_pressure import Demand, LaunchConfig
 from .mix_order_trace import Op, Trace, Width
 from .runtime.hints import DeviceProperties
-from .runtime.registers import THREADS_PER_WARP
+from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .virtualized import V
 
@@ -47,8 +48,8 @@ COLUMNS_PER_THREAD = 32
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
 TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
-# Registers of a thread: with these, an SM of 65536 holds 16 warps.
-MAX_REGISTERS_PER_THREAD = 128
+# Warps that an SM holds at least, whatever a thread of them takes.
+RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
 OTHER_REGISTERS = 28
 # Tiles that are computed, beside those that are loaded.
@@ -65,19 +66,19 @@ FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "p
 # program or two, which wait for memory in turn, and loops have four. With these warps for
 # shorter rows, more wait for one another at each reduction.
 WIDE_WARPS, WIDE_COLUMNS = 16, 8192
-# Registers of a thread with which an SM of 65536 holds two such programs, or as many
-# columns in half the warps, but for addresses, masks and temporaries: what is live while
-# all warps wait for a reduction.
-MAX_LIVE_REGISTERS = 64 - 16
+# Such programs of an SM, whose threads hold what is live while all warps wait for a
+# reduction, beside registers for addresses, masks and temporaries: or as many columns in
+# half the warps.
+WIDE_PROGRAMS, WIDE_OTHER_REGISTERS = 2, 16
 # Adjacent columns that a thread loads at once, at least, of rows of more than
 # ``WIDE_COLUMNS``: one at a time, each has registers for its address.
 WIDE_VECTOR = 4
 # Loads again that pay for padding with nothing computed again: with one there is nothing to
 # gain, and with three the masked lanes take longer than loading again.
 PADDED_LOADS = 2
-# Live registers of a thread of ``WIDE_WARPS``, at most, of such a row: in half the warps an
-# SM has three programs, with 80 a thread. With two, memory waits for the lanes of no column.
-MAX_PADDED_REGISTERS = (80 - OTHER_REGISTERS) // 2
+# Programs of an SM that hold such a row in half of ``WIDE_WARPS``. With two, memory waits for
+# the lanes of no column.
+PADDED_PROGRAMS = 3
 # Columns of a short row: most of its loops have masks, and of longer ones no more than the
 # last block has.
 SHORT_COLUMNS = 4096
@@ -164,6 +165,7 @@ class Loops:
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
+    registers_per_sm: of the device
     """
 
     rnumel: int
@@ -173,6 +175,11 @@ class Loops:
     plain: bool = False
     across: bool = False
     again: Again = Again()
+    registers_per_sm: int = DeviceModel.registers_per_sm
+
+    def registers(self, num_warps: int, programs: int = 1) -> int:
+        """A thread's, where an SM has ``programs`` of ``num_warps``."""
+        return all_registers(self.registers_per_sm, num_warps, programs)
 
     @property
     def padded(self) -> int:
@@ -198,7 +205,8 @@ class Loops:
             or (
                 self.rnumel > SHORT_COLUMNS
                 and self.again.loads == PADDED_LOADS
-                and self.again.live <= MAX_PADDED_REGISTERS
+                and 2 * self.again.live + OTHER_REGISTERS
+                <= self.registers(WIDE_WARPS // 2, PADDED_PROGRAMS)
             )
         )
 
@@ -208,7 +216,8 @@ class Loops:
         columns = ceildiv(self.padded, WIDE_WARPS * THREADS_PER_WARP)
         if not COLUMNS_PER_THREAD // 2 <= columns <= COLUMNS_PER_THREAD:
             return False
-        if self.again.live > MAX_LIVE_REGISTERS:
+        live = self.again.live + WIDE_OTHER_REGISTERS
+        if live > self.registers(WIDE_WARPS, WIDE_PROGRAMS):
             return False
         if self.padded > WIDE_COLUMNS:
             return self.computes_again and self.rnumel % WIDE_VECTOR == 0
@@ -227,7 +236,7 @@ class Loops:
         return (
             next_power_of_2(self.rnumel) < TUNED_COLUMNS
             or not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
-            or self.takes(UNTUNED_COLUMNS // 32) <= MAX_REGISTERS_PER_THREAD
+            or self.takes(UNTUNED_COLUMNS // 32) <= self.registers(RESIDENT_WARPS)
         )
 
 
@@ -268,6 +277,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         # which nothing asks of a shorter row
         again=Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again(),
         across=reads_across_rows(features),
+        registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
 
 
@@ -330,7 +340,7 @@ def num_warps(row: Loops) -> Optional[int]:
         columns = ceildiv(row.padded, warps * THREADS_PER_WARP)
         if (
             columns <= COLUMNS_PER_THREAD
-            and row.takes(columns) <= MAX_REGISTERS_PER_THREAD
+            and row.takes(columns) <= row.registers(RESIDENT_WARPS)
         ):
             return warps
     if not row.is_held_by_what_is_live:
