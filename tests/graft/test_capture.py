@@ -115,6 +115,47 @@ def in_lab_trace(name, shape, dynamic=False):
     ]
 
 
+CONVERTED = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.register_buffer("scale", torch.ones(64))
+
+    def forward(self, x, options):
+        return (self.linear(x) * self.scale + options["bias"]).square().mean()
+
+def given(model, device, dtype):
+    x = torch.randn(8, 64, dtype=dtype, device=device, requires_grad=True)
+    return model, (x, {"bias": torch.randn(64).to(device, dtype)})
+
+def to(device):
+    return given(Net().to(device), device, torch.float32)
+
+def to_both(device):
+    return given(Net().to(device, torch.bfloat16), device, torch.bfloat16)
+
+def to_half(device):
+    return given(Net().to(device).half(), device, torch.float16)
+
+def within(device):
+    with torch.device(device):
+        return given(Net().bfloat16(), device, torch.bfloat16)
+"""
+
+
+def in_lab_trace_file(name):
+    """The inputs of the graphs of a file's function, as text."""
+    from graft import cases
+    from graft.lab import capture
+
+    case = cases.find(name)
+    graphs = capture.trace(case, case.default_shape, "bf16")
+    return [[str(each) for each in graph.inputs] for graph in graphs]
+
+
 def in_lab_save(name, shape, dynamic, file):
     """Names and code of kernels: compiled as captured, and compiled from the file."""
     from pathlib import Path
@@ -239,6 +280,28 @@ def test_attention_follows_dtype_mask_and_head_dimension(a100, dtype, mask, head
 @pytest.mark.parametrize(("dilation", "transposed"), [(1, False), (2, False), (1, True)])
 def test_a_convolution_keeps_channels_last(h200, dtype, dilation, transposed):
     assert h200("convolution", dtype, dilation, transposed) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        ("to", "float32"),
+        ("to_both", "bfloat16"),
+        ("to_half", "float16"),
+        ("within", "bfloat16"),
+    ],
+)
+def test_a_model_is_converted_as_users_convert_it(h200, tmp_path, form, dtype):
+    file = tmp_path / "mine.py"
+    file.write_text(CONVERTED)
+    forward, backward = h200("trace_file", f"{file}:{form}")
+    # float32 is not written
+    said = {"float32": "size=("}.get(dtype, f"dtype=torch.{dtype}")
+    other = {"dtype=torch.float16", "dtype=torch.bfloat16"} - {said}
+    assert len(forward) == 5
+    assert all(said in each for each in forward)
+    assert not any(dtype in each for dtype in other for each in forward)
+    assert all("cuda" in each for each in forward + backward)
 
 
 def test_tensors_that_need_gradients_give_a_backward(h200):

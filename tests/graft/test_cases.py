@@ -139,6 +139,9 @@ def net(device):
     with device:
         return torch.nn.Linear(4, 1), (torch.empty(8, 4),)
 
+def cuda(device):
+    raise RuntimeError("Found no NVIDIA driver\\nmore")
+
 case = Case("other", "", lambda x: x, lambda s, t, d: (), {"default": [(1,)]})
 number = 3
 """
@@ -163,6 +166,12 @@ def test_a_file_s_model_is_a_training_step(file):
     case = cases.find(f"{file}:net")
     model = case.model(torch.device("cpu"))
     assert case.fn(model, torch.ones(8, 4)).shape == (8, 1)
+
+
+def test_what_goes_to_another_device_than_the_given_one_is_told(file):
+    with pytest.raises(UsageError, match="does not make .*: Found no NVIDIA driver$") as wrong:
+        cases.find(f"{file}:cuda")
+    assert "model.to(device)" in wrong.value.next
 
 
 def test_a_file_s_case_is_itself(file):

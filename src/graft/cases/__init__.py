@@ -83,7 +83,14 @@ def _from_file(name: str) -> Case:
 
 
 def _from_function(name: str, build: Callable[[torch.device], tuple[Any, tuple[Any, ...]]]) -> Case:
-    target, _ = build(torch.device("meta"))
+    try:
+        target, _ = build(torch.device("meta"))
+    except (RuntimeError, AssertionError) as error:
+        # Of `.cuda()`, too, where there is no driver.
+        raise UsageError(
+            f"{name} does not make its model and inputs: {str(error).strip().splitlines()[0]}",
+            next="all of it goes to the device that it is given: model.to(device), inputs as well",
+        ) from error
     is_model = isinstance(target, torch.nn.Module)
     return Case(
         name=name,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from graft.cases import DTYPES, Case, Shape
 from graft.errors import GraftError
@@ -154,15 +155,21 @@ def _copy_graph(source: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def _trace(case: Case, shape: Shape, dtype: torch.dtype, inner: Compiler, dynamic: bool) -> None:
-    # Outside the fake mode, where converting a module's dtype still works; meta tensors are free.
-    model = case.model(torch.device("meta")) if case.model else None
+    # A model and what it takes are made outside of the fake mode, where a module can still be
+    # converted (`.to`, `.half`); meta tensors are free.
+    meta = torch.device("meta")
+    model = case.model(meta) if case.model else None
+    given = case.inputs(shape, dtype, meta) if model is not None else ()
 
     def inputs() -> tuple[Any, ...]:
-        made = case.inputs(shape, dtype, _GPU)
-        _mark(made, dynamic)
         if model is None:
+            made = case.inputs(shape, dtype, _GPU)
+            _mark(made, dynamic)
             return made
-        _describe_module(model, _GPU)
+        describe = _describer(_GPU)
+        made = tree_map_only(torch.Tensor, describe, given)
+        _mark(made, dynamic)
+        _describe_module(model, describe)
         return (model, *made)
 
     trace_function(case.fn, inputs, inner, dynamic=dynamic)
@@ -205,24 +212,31 @@ def _mark(inputs: Sequence[Any], dynamic: bool) -> None:
             torch._dynamo.mark_dynamic(value, 0)
 
 
-def _describe_module(module: nn.Module, device: torch.device) -> None:
-    """Put fake tensors on `device` in the place of a meta module's parameters and buffers."""
+def _describer(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives a fake tensor on `device` for a meta tensor, and the same for the same one."""
     made: dict[torch.Tensor, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if tensor not in made:
-            made[tensor] = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+            where = device if tensor.is_meta else tensor.device
+            like = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where
             )
             if isinstance(tensor, nn.Parameter):
-                made[tensor] = nn.Parameter(made[tensor], requires_grad=tensor.requires_grad)
+                like = nn.Parameter(like, requires_grad=tensor.requires_grad)
+            made[tensor] = like.requires_grad_(tensor.requires_grad)
         return made[tensor]
 
+    return fake
+
+
+def _describe_module(module: nn.Module, describe: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put fake tensors in the place of a meta module's parameters and buffers."""
     for child in module.modules():
         for kind in (child._parameters, child._buffers):
             for name, tensor in kind.items():
                 if tensor is not None:
-                    kind[name] = fake(tensor)
+                    kind[name] = describe(tensor)
 
 
 @contextlib.contextmanager
