@@ -133,6 +133,19 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         )
         tl.store(target, done)
 
+    @triton.jit
+    def float_assembly_kernel(source, target, BLOCK: tl.constexpr):
+        x = tl.load(source + tl.arange(0, BLOCK))
+        reciprocal = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f, f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+        result = tl.inline_asm_elementwise(
+            "fma.rn.f32 $0, $1, $2, $3;", "=f, f, f, f",
+            [reciprocal, x, -1.0], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+        tl.store(target + tl.arange(0, BLOCK), reciprocal)
+        tl.store(target + BLOCK + tl.arange(0, BLOCK), result)
+
     def launch(kernel: Any, grid: tuple[int, int, int] = (1, 1, 1), **arguments: Any) -> int:
         signature = {k: "i32" for k, v in arguments.items() if isinstance(v, int) and k.islower()}
         return interpret.launch(kernel, arguments, signature, grid)
@@ -201,6 +214,21 @@ def test_a_prefetch_outside_of_the_arguments_raises(
     lab: LabProcess, offset: int, size: int
 ) -> None:
     assert f"fetched {size} bytes, some of them outside" in lab("prefetch", offset, size)
+
+
+def in_lab_float_assembly() -> Any:
+    source, target = torch.tensor([3.0, -0.0, 1e-40, torch.inf]), torch.empty(8)
+    launch(float_assembly_kernel, source=source, target=target, BLOCK=4)
+    return target.tolist()
+
+
+def test_float_assembly_rounds_once(lab: LabProcess) -> None:
+    third, *others = lab("float_assembly")
+    inf = float("inf")
+    assert others[:3] == [-inf, inf, 0]
+    assert third == 0.3333333432674408
+    # the rounding of the reciprocal is what is left
+    assert others[3] == 2.0**-25
 
 
 def in_lab_assembly() -> str:

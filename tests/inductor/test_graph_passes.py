@@ -459,6 +459,13 @@ class BucketedSumTest(TestCase):
         bound = max(2 * (expect - exact).norm().item(), 4 * eps * exact.norm().item())
         self.assertLessEqual((actual - exact).norm().item(), bound)
 
+    def check_masked(self, f, index, values, sums):
+        torch._dynamo.reset()
+        with inductor_config.patch(BUCKETED), torch.no_grad():
+            actual, (code,) = run_and_get_code(torch.compile(f), index, values)
+        self.assertEqual("tl.atomic_add" in code, not sums)
+        self.assertEqual(actual.double(), f(index, values.double()), rtol=1e-5, atol=1e-5)
+
     def table(self, buckets=5, columns=3, dtype=torch.float32):
         return torch.randn(buckets, columns, device=GPU_TYPE).to(dtype)
 
@@ -597,6 +604,36 @@ class BucketedSumTest(TestCase):
         with inductor_config.patch(BUCKETED), torch.no_grad():
             _, (code,) = run_and_get_code(torch.compile(f), *args)
         self.assertIn("tl.atomic_add", code)
+
+    @parametrize("excluded", ((), (2,), (-7,), (1, 3)))
+    def test_mask_of_buckets(self, excluded):
+        # what is of no bucket is no error; two that are left out are left to the scatter
+        def f(index, values):
+            mask = (index >= 0) & (index < 5)
+            for bucket in excluded:
+                mask = mask & (index != bucket)
+            zeros = values.new_zeros(5, *values.shape[index.ndim :])
+            mask = mask.unsqueeze(-1)
+            return aten._unsafe_masked_index_put_accumulate(zeros, mask, [index], values)
+
+        index = self.index(16, 64, buckets=11) - 3
+        index[0, :2] = torch.tensor([2**32 + 1, -(2**32) + 1], device=GPU_TYPE)
+        values = self.randn(16, 64, 3)
+        self.check_masked(f, index, values, sums=len(excluded) < 2)
+
+    @parametrize("of", ("a part of the buckets", "the values", "another dimension"))
+    def test_other_masks(self, of):
+        def f(index, values):
+            mask = {
+                "a part of the buckets": ((index >= 0) & (index < 4)).unsqueeze(-1),
+                "the values": ((index >= 0) & (index < 5)).unsqueeze(-1) & (values > 0),
+                "another dimension": ((index >= 0) & (index < 5)).unsqueeze(0),
+            }[of]
+            zeros = values.new_zeros(5, values.shape[1])
+            return aten._unsafe_masked_index_put_accumulate(zeros, mask, [index], values)
+
+        index = self.index(64, buckets=8) - 1
+        self.check_masked(f, index, self.randn(64, 64), sums=False)
 
     def test_no_positions(self):
         # nor a kernel

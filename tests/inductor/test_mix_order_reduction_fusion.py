@@ -436,7 +436,9 @@ class CancelSplitTest(TestCase):
             total = x.sum(1)
             return F.pad(total.cos(), (2, 3)), x.sum(0), F.pad(total, (0, 1)) + 1
 
-        self.check(f, torch.randn(13, 8472, device=GPU_TYPE), kernels=3)
+        # 2.15 writes the sum and what pads it side by side, where both are read
+        kernels = 4 if hasattr(torch._inductor.lowering, "_pad_as_cat") else 3
+        self.check(f, torch.randn(13, 8472, device=GPU_TYPE), kernels=kernels)
 
     def test_reader_that_is_another_reduction(self):
         # the maximum has a kernel of its own: nothing joins a mix-order kernel in front

@@ -10,11 +10,14 @@ and element. Within the window, the element's own offset is a product and a sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from .runtime.runtime_utils import ceildiv
 from .virtualized import ops, V
 
 
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 
     from .ir import TensorBox
     from .virtualized import OpsValue
+
+
+# Windows of an element, at most, that are compared where the release would scatter: a window
+# of overlapping halves has four. With nine, comparing takes as long as what a scatter moves.
+MAX_WINDOWS = 4
 
 
 class WindowOffsets(NamedTuple):
@@ -90,12 +98,56 @@ def window_offsets(
     asked = (kernel_size, stride, padding)
     if offsets is None or any([*a] != [*b] for a, b in zip(offsets[1:], asked)):
         return None
-    sizevars = V.graph.sizevars
+    known = V.graph.sizevars.statically_known_true
     pooled = indices.get_size()[-2:]
-    for size, count, kernel, step, pad in zip(
-        sizes, pooled, kernel_size, stride, padding
-    ):
-        end = (count - 1) * step + kernel
-        if step > kernel or not sizevars.statically_known_geq(end, size + pad):
-            return None
+    if not windows_cover(sizes, pooled, kernel_size, stride, padding, known):
+        return None
     return offsets
+
+
+def windows_cover(
+    sizes: Sequence[Any],
+    pooled: Sequence[Any],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    known: Callable[[Any], bool],
+) -> bool:
+    """
+    Whether each element of an input whose last two sizes are ``sizes`` is known to be in one
+    of its ``pooled`` windows.
+    """
+    return all(
+        step <= kernel and known((count - 1) * step + kernel >= size + pad)
+        for size, count, kernel, step, pad in zip(
+            sizes, pooled, kernel_size, stride, padding
+        )
+    )
+
+
+def compares_offsets(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> bool:
+    """
+    Whether the gradient of ``x``, [..., height, width], by that of its pool is computed for
+    each element from the few windows that cover it, by their offsets, where a release would
+    scatter what is of each window: into zeros in float32, which are written, added to and
+    read again.
+    """
+    stride = stride or kernel_size
+    if (
+        not grad.is_cuda
+        or not len(kernel_size) == len(stride) == len(padding) == 2
+        or any(d != 1 for d in dilation)
+        or math.prod(map(ceildiv, kernel_size, stride)) > MAX_WINDOWS
+    ):
+        return False
+    sizes, pooled = x.shape[-2:], grad.shape[-2:]
+    return windows_cover(
+        sizes, pooled, kernel_size, stride, padding, statically_known_true
+    )

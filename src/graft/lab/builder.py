@@ -228,11 +228,28 @@ def _lanes(mask: Any, ptrs: Any) -> np.ndarray:
     return _broadcast(mask if isinstance(mask, np.ndarray) else mask.data, ptrs.data.shape)
 
 
-class Nothing:
-    """The results of assembly that is run for what it does."""
+@dataclass(frozen=True)
+class Assembled:
+    """The results of inline assembly: nothing, of what is run for what it does."""
+
+    value: np.ndarray | None = None
 
     def get_result(self, _: int) -> TensorHandle:
-        return TensorHandle(np.zeros(1, np.int32), tl.int32)
+        if self.value is None:
+            return TensorHandle(np.zeros(1, np.int32), tl.int32)
+        return TensorHandle(self.value.astype(np.float32), tl.float32)
+
+
+def _reciprocal(x: np.ndarray) -> np.ndarray:
+    """Of `ftz`: numbers below the least normal one count as zero."""
+    return np.copysign(1.0, x) / np.where(np.abs(x) < np.finfo(np.float32).tiny, 0.0, np.abs(x))
+
+
+INSTRUCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "fma.rn.f32 $0, $1, $2, $3;": lambda a, b, c: a * b + c,
+    "rcp.approx.ftz.f32 $0, $1;": _reciprocal,
+}
+"""What Inductor writes of float32 in assembly, done in float64. It is rounded once."""
 
 
 class Builder(InterpreterBuilder):
@@ -325,12 +342,15 @@ class Builder(InterpreterBuilder):
 
     def create_inline_asm(
         self, asm: str, _constraints: str, values: list[TensorHandle], *_: Any
-    ) -> Nothing:
+    ) -> Assembled:
+        if instruction := INSTRUCTIONS.get(asm.strip()):
+            with np.errstate(all="ignore"):
+                return Assembled(instruction(*(each.data.astype(np.float64) for each in values)))
         if "prefetch.L2.global [$1], $2" not in asm:
             raise GraftError(f"the interpreter cannot run inline assembly: {asm.strip()}")
         address, size = (int(value.data.item()) for value in values)
         self.memory.prefetch(address, size)
-        return Nothing()
+        return Assembled()
 
 
 def _split(data: np.ndarray, axis: int, start: int, end: int) -> np.ndarray:

@@ -37,6 +37,8 @@ from ..upstream_names import optimization_hint
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+# As the gradient of an embedding is computed from PyTorch 2.15 on.
+masked_scatter = aten._unsafe_masked_index_put_accumulate.default
 
 # Elements that a reduction's tile has at once, of rows and of columns, by Inductor's choice
 # (``InductorChoices.should_use_persistent_reduction``).
@@ -67,6 +69,9 @@ class Scatter:
     buckets: int
     # An element of the index whose values count as zero.
     padding: Optional[int]
+    # Whether other values count as zero too where an element of the index is of no bucket.
+    # If not, those below zero are counted from the end.
+    masked: bool = False
 
     @property
     def index_size(self) -> tuple[Any, ...]:
@@ -88,7 +93,10 @@ class Scatter:
 
 def scatter_of(node: Node) -> Optional[Scatter]:
     """What ``node`` scatters, where it is what ``sums`` computes."""
-    table, indices, values = cast(tuple[Node, list[Node], Node], node.args[:3])
+    masked = node.target is masked_scatter
+    table, *masks, indices, values = cast(
+        tuple[Any, ...], node.args if masked else node.args[:3]
+    )
     if len(indices) != 1 or not all(map(has_value, (table, indices[0], values))):
         return None
     if table.target is not aten.full.default or table.args[1] != 0:
@@ -107,6 +115,12 @@ def scatter_of(node: Node) -> Optional[Scatter]:
     ):
         return None
     buckets = zeros.shape[0]
+    if masked:
+        excluded = excluded_of_buckets(masks[0], index, buckets, value.ndim)
+        if excluded is None or len(excluded) > 1:
+            return None
+        padding = excluded[0] if excluded else None
+        return Scatter(index, without_clones(values), buckets, padding, masked=True)
     if not is_checked(index, buckets):
         return None
     values, padding = unmasked(values, index)
@@ -132,13 +146,11 @@ def unmasked(values: Node, index: Node) -> tuple[Node, Optional[int]]:
     are computed from is, not as a tensor that is made to be scattered.
     """
     shape = values.meta["val"].shape
-    while values.target is aten.clone.default and has_value(values.args[0]):
-        values = cast(Node, values.args[0])
+    values = without_clones(values)
     if values.target is not aten.where.self or values.kwargs:
         return values, None
     mask, zero, others = cast(tuple[Node, Node, Node], values.args)
-    while mask.target is aten.unsqueeze.default:
-        mask = cast(Node, mask.args[0])
+    mask = of_positions(mask, len(shape))
     if (
         mask.target is aten.eq.Scalar
         and mask.args[0] is index
@@ -151,6 +163,50 @@ def unmasked(values: Node, index: Node) -> tuple[Node, Optional[int]]:
     ):
         return others, mask.args[1]
     return values, None
+
+
+def without_clones(values: Node) -> Node:
+    while values.target is aten.clone.default and has_value(values.args[0]):
+        values = cast(Node, values.args[0])
+    return values
+
+
+def of_positions(mask: Node, ndim: int) -> Node:
+    """``mask`` [*index, 1, ...] of ``ndim`` dimensions without those of a row; else as it is."""
+    if not has_value(mask) or mask.meta["val"].ndim != ndim:
+        return mask
+    while mask.target is aten.unsqueeze.default and has_value(mask.args[0]):
+        if mask.args[1] not in (-1, mask.meta["val"].ndim - 1):
+            break
+        mask = cast(Node, mask.args[0])
+    return mask
+
+
+def excluded_of_buckets(
+    mask: Node, index: Node, buckets: int, ndim: int
+) -> Optional[tuple[int, ...]]:
+    """
+    Where ``mask`` is of the elements of the index that are of a bucket, as that of the
+    gradient of an embedding is: the buckets that it leaves out, such as the padding's.
+    """
+    asked = set()
+    parts = [of_positions(mask, ndim)]
+    while parts:
+        part = parts.pop()
+        if part.target is aten.bitwise_and.Tensor:
+            parts.extend(cast(tuple[Node, Node], part.args))
+        elif (
+            part.target in (aten.ge.Scalar, aten.lt.Scalar, aten.ne.Scalar)
+            and part.args[0] is index
+            and isinstance(part.args[1], int)
+        ):
+            asked.add((part.target, part.args[1]))
+        else:
+            return None
+    excluded = {(op, number) for op, number in asked if op is aten.ne.Scalar}
+    if asked - excluded != {(aten.ge.Scalar, 0), (aten.lt.Scalar, buckets)}:
+        return None
+    return tuple(number for _, number in excluded if 0 <= number < buckets)
 
 
 def is_checked(index: Node, size: int) -> bool:
@@ -205,6 +261,7 @@ def sums(
     values: torch.Tensor,
     buckets: int,
     padding: Optional[int],
+    masked: bool,
     by_column: bool,
 ) -> torch.Tensor:
     """
@@ -215,8 +272,13 @@ def sums(
     chunk = PERSISTENT_INNER if by_column else PERSISTENT
     dtype = torch.promote_types(values.dtype, torch.float32)
     terms = index.numel()
-    index = prims.convert_element_type(index.reshape(terms), torch.int32)
-    index = torch.where(index < 0, index + buckets, index)
+    index = index.reshape(terms)
+    if masked:
+        # Nothing has checked it: it may be more than 32 bits hold.
+        index = torch.where((index >= 0) & (index < buckets), index, -1)
+    index = prims.convert_element_type(index, torch.int32)
+    if not masked:
+        index = torch.where(index < 0, index + buckets, index)
     if padding is not None and 0 <= padding < buckets:
         index = torch.where(index == padding, -1, index)
     values = values.reshape(terms, math.prod(row_size))
@@ -246,6 +308,12 @@ def sums(
 
 
 @register_graph_pattern(
+    CallFunction(masked_scatter, Arg(), Arg(), Arg(), Arg()),
+    # pyrefly: ignore [bad-argument-type]
+    pass_dict=bucketed_sums,
+    extra_check=should_sum,
+)
+@register_graph_pattern(
     CallFunction(aten.index_put.default, Arg(), Arg(), Arg(), True),
     # pyrefly: ignore [bad-argument-type]
     pass_dict=bucketed_sums,
@@ -258,6 +326,7 @@ def sum_buckets(match: Match, *args: Any) -> None:
         sums,
         buckets=scatter.buckets,
         padding=scatter.padding,
+        masked=scatter.masked,
         by_column=scatter.by_column,
     )
     # A backward that scatters would read it too; each sum would compute it once more.
