@@ -36,6 +36,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         tl.store(target + index, tl.load(source + index), index < count)
 
     @triton.jit
+    def eighths_kernel(source, narrow, wide, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        value = tl.load(source + index).to(narrow.dtype.element_ty)
+        tl.store(narrow + index, value)
+        tl.store(wide + index, value.to(tl.float32))
+
+    @triton.jit
     def masked_kernel(source, target, count, BLOCK: tl.constexpr):
         index = tl.arange(0, BLOCK)
         value = tl.load(source + index, index < count, other=7.0)
@@ -382,6 +389,32 @@ def in_lab_carried(dtype: str) -> str:
     return str(target.tolist()[0])
 
 
+def in_lab_eighths(dtype: str, source: str) -> Any:
+    """Elements that are not PyTorch's, of 8192 of all magnitudes; what is over, and NaN."""
+    torch.manual_seed(0)
+    dtype, kind = getattr(torch, dtype), getattr(torch, source)
+    x = torch.randn(8192) * torch.exp2(torch.randint(-18, 10, (8192,)))
+    x[:5] = torch.tensor([7.85, 1e6, -1e6, float("inf"), float("nan")])
+    x = x.to(kind)
+    narrow, wide = torch.empty(8192, dtype=dtype), torch.empty(8192)
+    launch(eighths_kernel, source=x, narrow=narrow, wide=wide, BLOCK=8192)
+    most = torch.finfo(dtype).max
+    expected = x.float().clamp(-most, most).to(dtype)
+    same = narrow.view(torch.uint8) == expected.view(torch.uint8)
+    back = torch.equal(wide.nan_to_num(1e9), narrow.float().nan_to_num(1e9))
+    return [int((~same).sum()), back, narrow[:5].float().tolist()[:3]]
+
+
+@pytest.mark.parametrize("source", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)], ids=["e4m3", "e5m2"]
+)
+def test_8_bit_floats_round_to_the_nearest_even_and_saturate(
+    lab: LabProcess, dtype: str, most: float, source: str
+) -> None:
+    assert lab("eighths", dtype, source) == [0, True, [8.0, most, -most]]
+
+
 def test_a_type_that_changes_in_a_loop_is_refused_as_the_compiler_does(lab: LabProcess) -> None:
     assert lab("carried", "float32") == "3.0"
     assert lab("carried", "float16") == "3.0"
@@ -396,21 +429,24 @@ def call(args):
     args.clear()
     return tuple(
         empty_strided_cuda((2, 3), (5, 1), dtype)
-        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn)
+        for dtype in (
+            torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn, torch.float8_e8m0fnu
+        )
     )
 """
-    floats, halves, integers, eights = interpret.run(source, [])
+    floats, halves, integers, eights, exponents = interpret.run(source, [])
     return [
         list(floats.stride()),
         bool(floats.isnan().all()),
         bool(halves.isnan().all()),
         bool((integers == builder.POISON_INTEGER).all()),
         bool(eights.float().isnan().all()),
+        bool(exponents.float().isnan().all()),
     ]
 
 
 def test_what_nothing_wrote_is_poison(lab: LabProcess) -> None:
-    assert lab("poison") == [[5, 1], True, True, True, True]
+    assert lab("poison") == [[5, 1], True, True, True, True, True]
 
 
 def in_lab_device_named() -> str:

@@ -1,12 +1,15 @@
 """What Triton's interpreter must do as a GPU does, and does not.
 
-Triton's interpreter evaluates each operation of a kernel with numpy. Four things keep it from
+Triton's interpreter evaluates each operation of a kernel with numpy. Five things keep it from
 telling the truth about the kernels that Inductor generates, and this module puts them right:
 
 - **Memory.** Every address is looked up in the tensors that the launch was given. A read outside
   of them gives poison and is counted; a write outside of them raises.
 - **bfloat16.** numpy has none. Triton's interpreter truncates on the way from float32 and does
   arithmetic on the bits; here conversions round to the nearest even, as `cvt.rn` does.
+- **8-bit floats.** Triton's interpreter loses the carry of a mantissa that rounds up to the next
+  power of two, and ties; here conversions round to the nearest even and saturate, as
+  `cvt.rn.satfinite` does.
 - **libdevice.** Calls into it return nothing in the interpreter; here they are PyTorch's CPU
   functions in the same precision.
 - **Reductions and scans** with a combining function run element by element in Python; here each
@@ -172,6 +175,21 @@ def bfloat16_of_float32(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
+_FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+def float32_of_float8(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """An 8-bit float, as uint8 bits, to float32: exact."""
+    return torch.from_numpy(np.array(bits, np.uint8)).view(dtype).float().numpy()
+
+
+def float8_of_float32(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """float32 to an 8-bit float, as uint8 bits, to the nearest even, saturated."""
+    most = torch.finfo(dtype).max
+    rounded = torch.from_numpy(np.array(values, np.float32)).clamp(-most, most).to(dtype)
+    return rounded.view(torch.uint8).numpy()
+
+
 # What libdevice computes, by its symbol's name without `__nv_` and the suffix of the type.
 LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "abs": torch.abs, "acos": torch.acos, "acosh": torch.acosh, "asin": torch.asin,
@@ -296,19 +314,23 @@ class Builder(InterpreterBuilder):
         source, target = src.dtype.scalar, dst_type.scalar
         if source == tl.bfloat16:
             values = float32_of_bfloat16(src.data)
+        elif source in _FLOAT8:
+            values = float32_of_float8(src.data, _FLOAT8[source])
         elif source.is_floating() and source.primitive_bitwidth == 8:
             return super().create_fp_to_fp(src, dst_type, None)
         else:
             values = src.data
         if target == tl.bfloat16:
             return TensorHandle(bfloat16_of_float32(values.astype(np.float32)), target)
+        if target in _FLOAT8:
+            return TensorHandle(float8_of_float32(values, _FLOAT8[target]), target)
         if target == tl.int1:
             return TensorHandle(values != 0, target)
         return TensorHandle(values.astype(interpreter._get_np_dtype(dst_type)), target)
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> TensorHandle:
         types = (src.dtype.scalar, dst_type.scalar)
-        if any(type_.primitive_bitwidth == 8 for type_ in types):
+        if any(type_.primitive_bitwidth == 8 and type_ not in _FLOAT8 for type_ in types):
             return super().create_fp_to_fp(src, dst_type, rounding_mode)
         return self.cast_impl(src, dst_type)
 

@@ -117,7 +117,8 @@ def empty_poisoned(size: Sequence[int], stride: Sequence[int], dtype: torch.dtyp
     tensor = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype)
     flat = torch.empty(0, dtype=dtype).set_(tensor.untyped_storage())
     if dtype.is_floating_point and dtype.itemsize == 1:
-        flat.view(torch.uint8).fill_(0x7F)  # NaN in every 8-bit float type
+        # NaN in every 8-bit float type; e8m0, which has no sign, has it elsewhere
+        flat.view(torch.uint8).fill_(0xFF if dtype == torch.float8_e8m0fnu else 0x7F)
     else:
         flat.fill_(poison_value(dtype))
     return tensor
@@ -228,6 +229,8 @@ def launch(
         type_ = signature.get(name, "constexpr")
         if isinstance(value, torch.Tensor):
             tensors.append(value)
+            if value.dtype == torch.float8_e8m0fnu:  # to Triton, as to Inductor, its bits
+                value = value.view(torch.uint8)
             value = interpreter._implicit_cvt(value)
         elif type_ == "i64":
             handle = interpreter.TensorHandle(np.array([value], np.int64), tl.int64)
