@@ -24,7 +24,8 @@ class LabProcess:
     """One process for many calls: importing torch takes seconds."""
 
     def __init__(self, file: str, python: str = sys.executable, interpret: bool = True) -> None:
-        path = os.pathsep.join([str(SRC), str(Path(file).parent), str(Path(__file__).parent)])
+        folders = [str(SRC), str(Path(file).parent), str(Path(__file__).parent)]
+        path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [python, __file__, file],
             stdin=subprocess.PIPE,

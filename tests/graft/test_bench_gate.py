@@ -112,7 +112,7 @@ def test_backward_is_what_autograd_makes():
 SMALL = [
     name
     for name, case in cases.load_all().items()
-    if case.model is None and not name.endswith("norm_backward")
+    if case.model is None and not name.endswith("norm_backward") and cases.available(case)
 ]
 
 
@@ -121,13 +121,14 @@ def test_every_case_runs_in_each_dtype_within_the_gate(name):
     case = cases.find(name)
     torch.manual_seed(0)
     shape = {2: (64, 96), 3: (2, 64, 96), 4: (2, 32, 6, 4)}[len(case.default_shape)]
-    if name.startswith("block_") and len(shape) == 2:
+    if name.startswith(("block_", "torchao_")) and len(shape) == 2:
         shape = (512, 512)  # a block
     shape = {"producer_sum_swin": (3136, 16)}.get(name, shape)
     for dtype in case.dtypes:
         inputs = case.inputs(shape, cases.DTYPES[dtype], torch.device("cpu"))
         eager = gate.tensors(case.fn(*inputs))
-        checks = gate.check_all(eager, gate.reference(case.fn, inputs), eager)
+        refs = eager if case.reads_bits else gate.reference(case.fn, inputs)
+        checks = gate.check_all(eager, refs, eager)
         # Eager's own error, without the allowance that it gives others.
         assert all(check.error < 2e-2 for check in checks), (dtype, checks)
         # a backward does not read all that its forward did

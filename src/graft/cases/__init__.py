@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -15,10 +16,10 @@ import torch
 
 from graft.cases import models
 from graft.cases.case import DTYPES, Case, Shape, numel
-from graft.errors import UsageError, nearest
+from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 
-__all__ = ["DTYPES", "FOLDER", "Case", "Shape", "find", "load_all", "numel"]
+__all__ = ["DTYPES", "FOLDER", "Case", "Shape", "available", "find", "load_all", "numel"]
 
 FOLDER = ROOT / "bench" / "cases"
 
@@ -36,7 +37,10 @@ def load_all(folder: Path = FOLDER) -> dict[str, Case]:
 
 
 def find(name: str) -> Case:
-    """The case or the model called `name`, or what `file.py:attribute` names. Raises UsageError."""
+    """The case or the model called `name`, or what `file.py:attribute` names. Raises UsageError.
+
+    A case of another package's code has that imported; GraftError says that it is missing.
+    """
     if ":" in name:
         return _from_file(name)
     known = load_all()
@@ -46,7 +50,26 @@ def find(name: str) -> Case:
         raise UsageError(
             f"there is no case called {name!r}{nearest(name, known)}", next="graft explain --list"
         )
-    return known[name]
+    case = known[name]
+    if case.library is not None:
+        _import(case.library, case.name)
+    return case
+
+
+def available(case: Case) -> bool:
+    """Whether what its code is of is installed here. Imports nothing."""
+    return case.library is None or importlib.util.find_spec(case.library) is not None
+
+
+def _import(library: str, name: str) -> None:
+    try:
+        importlib.import_module(library)
+    except Exception as error:  # whatever a library's import raises
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise GraftError(
+            f"{name} calls {library}, which {sys.executable} cannot import: {said}",
+            next=f"pip install '{ROOT}[cases]'; or PYTHONPATH=DIR, with {library} in it",
+        ) from None
 
 
 @functools.cache

@@ -26,6 +26,10 @@ class Case:
     `bytes_moved` gives the bytes that must move at a shape and dtype: each input read once, each
     output written once.
 
+    `library` is another package whose code `fn` calls, which need not be installed (`cases.find`
+    imports it). `reads_bits` says that `fn` reads the bits of its tensors or refuses float64, so
+    that its reference is eager in the same dtype.
+
     Of a training step: `whole_batch` says that its loss is no mean over the batch, so that its
     reference is the whole batch in float32; `dropout`, that its model drops at random.
     """
@@ -40,6 +44,8 @@ class Case:
     model: Callable[[torch.device], torch.nn.Module] | None = None
     whole_batch: bool = False
     dropout: bool = False
+    library: str | None = None
+    reads_bits: bool = False
 
     @property
     def default_shape(self) -> Shape:

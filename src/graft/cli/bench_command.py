@@ -117,6 +117,8 @@ def run_command(
     prefix = prefix or options.default_prefix()
     there = tree.load(prefix)
     contenders = plan.contenders(against, tree.pythons(prefix), settings)
+    paths = (str(peer_libraries.unpack(peers, places.ROOT / ".graft" / "peers")),) if peers else ()
+    called = {} if corpus else _libraries(points, contenders, paths)
     setup = runner.Settings(
         rounds=rounds,
         samples=samples,
@@ -124,14 +126,14 @@ def run_command(
         serial=serial,
         jobs=jobs,
         autotune=autotune_peers,
-        peer_paths=(str(peer_libraries.unpack(peers, places.ROOT / ".graft" / "peers")),)
-        if peers
-        else (),
+        peer_paths=paths,
     )
     command = _command(
         cases, against, settings, wanted_shapes, dtypes, peers, corpus, autotune_peers, serial, jobs
     )
     head = head_of(there, command, setup, contenders)
+    if called:
+        head["libraries"] = called
     journal = results.Journal(out, head, again)
     measure(points, contenders, chosen, setup, journal, out)
 
@@ -311,6 +313,21 @@ def _points(
     files = {name: plan.case_file(case) for name, case in every.items()}
     chosen = plan.select(cases, every, files)
     return plan.points(chosen, wanted_shapes, list(filter(None, dtypes.split(","))))
+
+
+def _libraries(
+    points: Sequence[Any], contenders: Sequence[Any], paths: Sequence[str]
+) -> dict[str, str]:
+    """The versions of the packages that cases call. Raises GraftError for a missing one."""
+    from graft.bench import libraries
+    from graft.cases import load_all
+
+    every = load_all()
+    needed: dict[str, list[str]] = {}
+    for name in dict.fromkeys(point.case for point in points):
+        if library := every[name].library:
+            needed.setdefault(library, []).append(name)
+    return libraries.versions(needed, contenders, paths, "cases")
 
 
 def _list_cases() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,6 @@ import click
 from graft import places
 from graft.cli import bench_options, options
 from graft.errors import GraftError, UsageError
-
-# What is installed of the libraries, by a Python that need not be able to import them.
-_PROBE = """
-import importlib.metadata as m, json, sys
-found = {d.metadata["Name"]: d.version for d in m.distributions()}
-print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))
-"""
 
 
 @click.command()
@@ -160,32 +150,15 @@ def _libraries(
     chosen: Sequence[Any], contenders: Sequence[Any], paths: Sequence[str]
 ) -> dict[str, str]:
     """The versions of the libraries that the models are of. Raises GraftError for a missing one."""
+    from graft.bench import libraries
     from graft.cases.models import LIBRARIES
-    from graft.places import ROOT
-    from graft.stack.trees import caches
 
-    needed = [name for name in LIBRARIES if any(model.library == name for model in chosen)]
-    env = caches.stock_environ(os.environ)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (*paths, env.get("PYTHONPATH"))))
-    found: dict[str, str] = {}
-    for python in dict.fromkeys(contender.python for contender in contenders):
-        done = subprocess.run(
-            [*python, "-c", _PROBE, *needed], env=env, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            said = "".join(done.stderr.strip().splitlines()[-1:])
-            raise GraftError(f"{python[0]} does not run: {said}", next="./build.sh")
-        versions = json.loads(done.stdout)
-        missing = [name for name in needed if versions[name] is None]
-        if missing:
-            base = contenders[0].python[0]
-            raise GraftError(
-                f"{' and '.join(missing)} cannot be imported by {python[0]}; its models are"
-                f" {', '.join(m.name for m in chosen if m.library == missing[0])}",
-                next=f"{base} -m pip install '{ROOT}[models]'; or --peers DIR, with their wheels",
-            )
-        found |= versions
-    return found
+    needed = {
+        name: models
+        for name in LIBRARIES
+        if (models := [model.name for model in chosen if model.library == name])
+    }
+    return libraries.versions(needed, contenders, paths, "models")
 
 
 def _list(chosen: Sequence[Any]) -> None:

@@ -75,7 +75,7 @@ def listed(
     group: str, *, dtypes: Sequence[str] = ("bf16",), seed: int = 1, graphs: int = 1000
 ) -> list[str]:
     """The items of a group. `dtypes` are for the cases (one that has none of them: its first),
-    `seed` and `graphs` for the graphs."""
+    `seed` and `graphs` for the graphs. A case whose package is not installed is left out."""
     if group == "graphs":
         return [f"graphs/{seed}/{index}" for index in range(graphs)]
     if group == POINTS:
@@ -89,6 +89,7 @@ def listed(
     return [
         f"cases/{case.name}/{dtype}"
         for case in cases.load_all().values()
+        if cases.available(case)
         for dtype in [each for each in dtypes if each in case.dtypes] or case.dtypes[:1]
     ]
 
