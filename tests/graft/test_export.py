@@ -295,12 +295,12 @@ def test_what_comes_after_a_conflict_is_judged_by_its_own_hunks(place: Place) ->
     reads = "torch/_inductor/reads.py"
     landed = ("[inductor] Read twice\n", {reads: "def count():\n    return 3 + 3\n"})
     more = ("[inductor] Read on\n", {reads: "def count():\n    return 3 + 3 + 3\n"})
-    place.series(CAP, landed, more, TILES, behind=("", "  # pytorch#1; in 2.11.0"))
+    place.series(CAP, landed, more, TILES, behind=("", "  # pytorch#1; in 2.11.1"))
     later = place.later(_inductor__config=CONFIG.replace("max_tiles = None", "max_tiles = 1"))
     line = CONFIG.splitlines().index("    max_tiles = None") + 1
     assert place.states(later) == [
         (CONFLICT, (f"torch/_inductor/config.py:{line}",)),
-        (THERE, ("in 2.11.0, says the series",)),
+        (THERE, ("in 2.11.1, says the series",)),
         (CLEAN, ()),
         (CLEAN, ()),
     ]
@@ -357,6 +357,12 @@ def test_a_patch_that_the_series_says_is_there(place: Place) -> None:
     assert not moved
     with pytest.raises(GraftError, match="there is nothing to export: .* has all 1 patches"):
         made.check()
+
+
+def test_what_is_left_of_a_patch_that_the_pin_has(place: Place) -> None:
+    later = place.later(_inductor__later="x = 1\n")
+    place.series(CAP, SPLIT, behind=("  # pytorch#1; in 2.10.0", "  # ours; in 2.11.0"))
+    assert place.states(later) == [(CLEAN, ()), (CLEAN, ())]
 
 
 def test_a_series_that_does_not_apply(place: Place) -> None:

@@ -23,6 +23,7 @@ from graft.stack.checkout import Checkout
 from graft.stack.commits import encode
 from graft.stack.conflicts import CLEAN, CONFLICT, MOVED, THERE, offset, unmerged
 from graft.stack.git import FORMAT_PATCH_FLAGS, IDENTITY, NULL_BLOB, GitFailed
+from graft.stack.pins import Pin
 
 NOT_TRIED = "not tried"
 
@@ -51,10 +52,16 @@ class Target:
     commit: str
     release: tuple[int, ...] | None = None
 
-    def has(self, patch: Patch) -> bool:
-        """Upstream has the patch in a release that is no later than this one, says the series."""
+    def has(self, patch: Patch, pin: Pin) -> bool:
+        """Upstream has the patch in a release that is no later than this one, says the series.
+
+        Of a patch that the pin's own release has, its series has what is left: what others build
+        on, and tests.
+        """
         landed = patch.status.landed
-        return landed is not None and (self.release is None or landed <= self.release)
+        if landed is None or landed <= release_numbers(pin.version):
+            return False
+        return self.release is None or landed <= self.release
 
 
 @dataclass(frozen=True)
@@ -275,7 +282,7 @@ def _rebase(work: _Work, stack: Stack, onto: Target, applied: list[Outcome]) -> 
     broken = False
     for each in applied:
         assert each.commit is not None  # the caller has looked
-        if onto.has(each.patch):
+        if onto.has(each.patch, stack.pin):
             places = (f"{each.patch.status.upstream}, says the series",)
             outcomes.append(Outcome(each.patch, THERE, places))
             hidden.append(each.commit)

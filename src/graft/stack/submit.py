@@ -42,7 +42,7 @@ class Plan:
     def to_send(self) -> tuple[Patch, ...]:
         """The patches that the series does not say are in the release that `base` is on."""
         onto = self.onto
-        return tuple(patch for patch in self.stack.patches if not onto.has(patch))
+        return tuple(patch for patch in self.stack.patches if not onto.has(patch, self.stack.pin))
 
     def sent(self) -> Submitted:
         """What was sent before, of all of the pin's patches, to any repository."""
