@@ -59,8 +59,9 @@ def taken(node: Node) -> Optional[tuple[Node, int]]:
     one or the other, and which: 0 or 1.
     """
     if node.target is aten.slice.Tensor:
-        defaults = (None, 0, 0, sys.maxsize, 1)
-        source, dim, start, end, step = (*node.args, *defaults[len(node.args) :])
+        defaults: list[Any] = [None, 0, 0, sys.maxsize, 1]
+        given = cast(tuple[Any, ...], node.args)
+        source, dim, start, end, step = [*given, *defaults[len(given) :]]
         if step != 2 or not has_pairs(source):
             return None
         if not isinstance(end, int):
@@ -68,14 +69,14 @@ def taken(node: Node) -> Optional[tuple[Node, int]]:
         if end < sys.maxsize and not statically_known_true(end >= shape_of(source)[-1]):
             return None
     elif node.target is aten.select.int:
-        source, dim, start = node.args
+        source, dim, start = cast(tuple[Any, ...], node.args)
         if not has_pairs(source) or not is_equal(shape_of(source)[-1], 2):
             return None
     else:
         return None
-    if start not in (0, 1) or cast(int, dim) not in (-1, len(shape_of(source)) - 1):
+    if start not in (0, 1) or dim not in (-1, len(shape_of(source)) - 1):
         return None
-    return cast(Node, source), cast(int, start)
+    return source, start
 
 
 def tensor_of(node: Any) -> Optional[torch.Tensor]:
