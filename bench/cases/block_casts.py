@@ -7,18 +7,16 @@ the second matrix product of a linear layer wants it. `swizzled` scales lie in t
 of 4, as tensor cores read them.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 
 from graft.cases import Case
+from graft.cases.scaled import FP4_BLOCK, MX_BLOCK, block_bytes, matrix, swizzled_bytes
 
 SHAPES = {
     "default": [(8192, 4096)],
     "large": [(16384, 16384), (8192, 4096), (4096, 14336), (33024, 5120)],
 }
-MX_BLOCK, FP4_BLOCK = 32, 16
 E4M3_EXPONENT = 8  # of 448, e4m3's largest value
 # Where |x| rounds to the next value of e2m1: 0.5, 1, 1.5, 2, 3, 4, 6. Ties go to the even code.
 E2M1_ABOVE, E2M1_FROM = (0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5)
@@ -100,42 +98,18 @@ def nvfp4_dim1(x):
     return _nvfp4(x.t().contiguous())
 
 
-def _matrix(shape, dtype, device):
-    return (torch.randn(shape, dtype=dtype, device=device),)
-
-
-def _mx_bytes(directions):
-    def bytes_moved(shape, dtype):
-        elements = math.prod(shape)
-        return elements * dtype.itemsize + directions * (elements + elements // MX_BLOCK)
-
-    return bytes_moved
-
-
-def _swizzled_bytes(direction):
-    def bytes_moved(shape, dtype):
-        m, n = shape if direction == 0 else reversed(shape)
-        tiles = math.ceil(m / 128) * math.ceil(n / MX_BLOCK / 4)
-        return m * n * (dtype.itemsize + 1) + tiles * 512
-
-    return bytes_moved
-
-
-def _fp4_bytes(shape, dtype):
-    elements = math.prod(shape)
-    return elements * dtype.itemsize + elements // 2 + elements // FP4_BLOCK
-
-
 def _case(summary, fn, bytes_moved):
-    return Case(fn.__name__, summary, fn, _matrix, SHAPES, ("bf16", "fp32"), bytes_moved)
+    return Case(fn.__name__, summary, fn, matrix, SHAPES, ("bf16", "fp32"), bytes_moved)
 
 
 CASES = [
-    _case("e4m3 and e8m0 along the contiguous dimension", mxfp8_dim0, _mx_bytes(1)),
-    _case("e4m3 and e8m0 along the other, transposed", mxfp8_dim1, _mx_bytes(1)),
-    _case("e4m3 and e8m0 both ways", mxfp8_both, _mx_bytes(2)),
-    _case("the contiguous one, scales in tiles", mxfp8_swizzled_dim0, _swizzled_bytes(0)),
-    _case("the other one, scales in tiles", mxfp8_swizzled_dim1, _swizzled_bytes(1)),
-    _case("packed e2m1 along the contiguous dimension", nvfp4_dim0, _fp4_bytes),
-    _case("packed e2m1 along the other, transposed", nvfp4_dim1, _fp4_bytes),
+    _case("e4m3 and e8m0 along the contiguous dimension", mxfp8_dim0, block_bytes(1, 1, 1)),
+    _case("e4m3 and e8m0 along the other, transposed", mxfp8_dim1, block_bytes(1, 1, 1)),
+    _case("e4m3 and e8m0 both ways", mxfp8_both, block_bytes(2, 1, 1)),
+    _case("the contiguous one, scales in tiles", mxfp8_swizzled_dim0, swizzled_bytes(0)),
+    _case("the other one, scales in tiles", mxfp8_swizzled_dim1, swizzled_bytes(1)),
+    _case(
+        "packed e2m1 along the contiguous dimension", nvfp4_dim0, block_bytes(1, 0.5, 1, FP4_BLOCK)
+    ),
+    _case("packed e2m1 along the other, transposed", nvfp4_dim1, block_bytes(1, 0.5, 1, FP4_BLOCK)),
 ]

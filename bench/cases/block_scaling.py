@@ -9,6 +9,7 @@ back, `back` copies it back as well.
 import torch
 
 from graft.cases import Case
+from graft.cases.scaled import block_bytes, matrix
 
 BLOCK = 32
 SHAPES = {
@@ -91,35 +92,31 @@ def mx_both_fp8(x):
     return tuple(out)
 
 
-def _matrix(shape, dtype, device):
-    return (torch.randn(shape, dtype=dtype, device=device),)
-
-
-def _bytes(directions, value_bytes=None, scale_bytes=None, block=BLOCK):
-    def bytes_moved(shape, dtype):
-        m, n = shape
-        value = value_bytes or dtype.itemsize
-        scale = scale_bytes or dtype.itemsize
-        return m * n * dtype.itemsize + directions * (m * n * value + m * n // block * scale)
-
-    return bytes_moved
-
-
 def _case(name, summary, fn, bytes_moved):
-    return Case(name, summary, fn, _matrix, SHAPES, ("bf16", "fp32"), bytes_moved)
+    return Case(name, summary, fn, matrix, SHAPES, ("bf16", "fp32"), bytes_moved)
 
 
 CASES = [
-    _case("mx_dim0", "scale blocks of 32 along the contiguous dimension", mx_dim0, _bytes(1)),
-    _case("mx_dim1", "scale blocks of 32 along the other, transposed", mx_dim1, _bytes(1)),
-    _case("mx_dim1_flat", "the same of flattened blocks, transposed back", mx_dim1_flat, _bytes(1)),
+    _case("mx_dim0", "scale blocks of 32 along the contiguous dimension", mx_dim0, block_bytes(1)),
+    _case("mx_dim1", "scale blocks of 32 along the other, transposed", mx_dim1, block_bytes(1)),
+    _case(
+        "mx_dim1_flat",
+        "the same of flattened blocks, transposed back",
+        mx_dim1_flat,
+        block_bytes(1),
+    ),
     *(
-        _case(fn.__name__, f"the same of blocks of {n}", fn, _bytes(1, block=n))
+        _case(fn.__name__, f"the same of blocks of {n}", fn, block_bytes(1, block=n))
         for n, fn in ((16, mx_dim1_flat16), (64, mx_dim1_flat64), (128, mx_dim1_flat128))
     ),
-    _case("mx_dim1_view", "the same in three dimensions, transposed back", mx_dim1_view, _bytes(1)),
-    _case("mx_dim1_back", "the flattened one, copied back", mx_dim1_back, _bytes(1)),
-    _case("mx_both", "scale both ways in one graph", mx_both, _bytes(2)),
-    _case("mx_both_flat", "both ways of flattened blocks", mx_both_flat, _bytes(2)),
-    _case("mx_both_fp8", "both ways, to e4m3 with e8m0 scales", mx_both_fp8, _bytes(2, 1, 1)),
+    _case(
+        "mx_dim1_view",
+        "the same in three dimensions, transposed back",
+        mx_dim1_view,
+        block_bytes(1),
+    ),
+    _case("mx_dim1_back", "the flattened one, copied back", mx_dim1_back, block_bytes(1)),
+    _case("mx_both", "scale both ways in one graph", mx_both, block_bytes(2)),
+    _case("mx_both_flat", "both ways of flattened blocks", mx_both_flat, block_bytes(2)),
+    _case("mx_both_fp8", "both ways, to e4m3 with e8m0 scales", mx_both_fp8, block_bytes(2, 1, 1)),
 ]

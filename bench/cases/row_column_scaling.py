@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from graft.cases import Case
+from graft.cases.scaled import matrix, two
 
 SHAPES = {
     "default": [(26624, 1024)],
@@ -58,14 +59,6 @@ def amax_both_silu(x, gate):
     return y.amax(dim=1), y.amax(dim=0)
 
 
-def _matrix(shape, dtype, device):
-    return (torch.randn(shape, dtype=dtype, device=device),)
-
-
-def _two(shape, dtype, device):
-    return tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-
-
 def _bytes(reads, outputs, itemsize=None):
     """Each input once, and `outputs` tensors of as many elements, of `itemsize` bytes each."""
 
@@ -84,11 +77,11 @@ def _case(summary, fn, make, bytes_moved):
 
 
 CASES = [
-    _case("to e4m3 by rows and, transposed, by columns", scaled_both, _matrix, _bytes(1, 2, 1)),
-    _case("the same, not narrowed", scaled_both_half, _matrix, _bytes(1, 2)),
-    _case("of silu(x) * gate", scaled_both_silu, _two, _bytes(2, 2, 1)),
-    _case("of silu(x) * gate, not narrowed", scaled_both_silu_half, _two, _bytes(2, 2)),
-    _case("by columns, transposed", scaled_columns, _matrix, _bytes(1, 1, 1)),
-    _case("by rows, and transposed", scaled_rows_both_ways, _matrix, _bytes(1, 2, 1)),
-    _case("amax of rows and columns alone", amax_both_silu, _two, _amax_bytes),
+    _case("to e4m3 by rows and, transposed, by columns", scaled_both, matrix, _bytes(1, 2, 1)),
+    _case("the same, not narrowed", scaled_both_half, matrix, _bytes(1, 2)),
+    _case("of silu(x) * gate", scaled_both_silu, two, _bytes(2, 2, 1)),
+    _case("of silu(x) * gate, not narrowed", scaled_both_silu_half, two, _bytes(2, 2)),
+    _case("by columns, transposed", scaled_columns, matrix, _bytes(1, 1, 1)),
+    _case("by rows, and transposed", scaled_rows_both_ways, matrix, _bytes(1, 2, 1)),
+    _case("amax of rows and columns alone", amax_both_silu, two, _amax_bytes),
 ]

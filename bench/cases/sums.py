@@ -4,16 +4,9 @@ import torch
 
 from graft.bench.shapes import GRID, NORMS14
 from graft.cases import Case
+from graft.cases.scaled import matrix, two
 
 SHAPES = {"default": [(32768, 1024)], "norms14": NORMS14, "grid": GRID}
-
-
-def _matrix(shape, dtype, device):
-    return (torch.randn(shape, dtype=dtype, device=device),)
-
-
-def _matrix_and_gradient(shape, dtype, device):
-    return tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
 
 
 def _read_once(shape, dtype):
@@ -49,12 +42,12 @@ def gelu_bias_backward(x, dy):
 
 
 CASES = [
-    Case("sum_both", "x.sum(0) and x.sum(1)", sum_both, _matrix, SHAPES, bytes_moved=_read_once),
+    Case("sum_both", "x.sum(0) and x.sum(1)", sum_both, matrix, SHAPES, bytes_moved=_read_once),
     Case(
         "amax_and_column_sum",
         "row amax and column sum, as dynamic quantisation with a bias gradient",
         amax_and_column_sum,
-        _matrix,
+        matrix,
         SHAPES,
         bytes_moved=_read_once,
     ),
@@ -62,7 +55,7 @@ CASES = [
         "gelu_bias_backward",
         "backward of gelu(x + bias)",
         gelu_bias_backward,
-        _matrix_and_gradient,
+        two,
         SHAPES,
         bytes_moved=_read_two_write_one,
     ),

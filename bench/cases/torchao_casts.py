@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from graft.cases import Case
+from graft.cases.scaled import FP4_BLOCK, MX_BLOCK, block_bytes, matrix, swizzled_bytes, two
 
 SHAPES = {
     "default": [(8192, 4096)],
@@ -25,7 +26,7 @@ ROWS_COLUMNS = {
     "large": [(26624, 1024), (16384, 4096), (8192, 8192)],
 }
 EXPERTS = {"default": [(16, 2048, 4096)]}
-MX_BLOCK, FP4_BLOCK, FP8_BLOCK = 32, 16, 128
+FP8_BLOCK = 128
 
 
 def _columns(cast):
@@ -141,37 +142,9 @@ def fp8_blocks_transposed(x):
     return scales, values.t().contiguous().t()
 
 
-def _matrix(shape, dtype, device):
-    return (torch.randn(shape, dtype=dtype, device=device),)
-
-
-def _two(shape, dtype, device):
-    return tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-
-
 def _with_scale(shape, dtype, device):
     """A calibrated scale of scales, that of a tensor whose largest magnitude is 5."""
-    return (*_matrix(shape, dtype, device), torch.full((), 5.0 / (448 * 6), device=device))
-
-
-def _bytes(directions, value=1.0, scale=1, block=MX_BLOCK, reads=1, more=0):
-    """Each input once; values and scales of so many bytes each, and `more`."""
-
-    def bytes_moved(shape, dtype):
-        elements = math.prod(shape)
-        written = directions * (int(elements * value) + elements // block * scale)
-        return elements * reads * dtype.itemsize + written + more
-
-    return bytes_moved
-
-
-def _swizzled_bytes(direction):
-    def bytes_moved(shape, dtype):
-        m, n = shape if direction == 0 else reversed(shape)
-        tiles = math.ceil(m / 128) * math.ceil(n / MX_BLOCK / 4)
-        return m * n * (dtype.itemsize + 1) + tiles * 512
-
-    return bytes_moved
+    return (*matrix(shape, dtype, device), torch.full((), 5.0 / (448 * 6), device=device))
 
 
 def _row_bytes(rows, columns, reads=1):
@@ -183,7 +156,7 @@ def _row_bytes(rows, columns, reads=1):
     return bytes_moved
 
 
-def _case(name, summary, fn, bytes_moved, make=_matrix, shapes=SHAPES):
+def _case(name, summary, fn, bytes_moved, make=matrix, shapes=SHAPES):
     return Case(
         f"torchao_{name}",
         summary,
@@ -224,8 +197,8 @@ CASES = [
             f"{format}_{way}",
             f"{summary}, {way}",
             turn(cast),
-            _bytes(directions, **sizes),
-            _with_scale if format == "nvfp4" else _matrix,
+            block_bytes(directions, **{"value": 1, "scale": 1, **sizes}),
+            _with_scale if format == "nvfp4" else matrix,
         )
         for format, (summary, cast, sizes) in _FORMATS.items()
         for way, (turn, directions) in _WAYS.items()
@@ -234,32 +207,32 @@ CASES = [
         "mxfp8_swizzled_dim0",
         "e4m3 in blocks of 32, scales in tiles, dim0",
         _mx(_E4M3, swizzled=True),
-        _swizzled_bytes(0),
+        swizzled_bytes(0),
     ),
     _case(
         "mxfp8_swizzled_dim1",
         "e4m3 in blocks of 32, scales in tiles, dim1",
         _columns(_mx(_E4M3, swizzled=True)),
-        _swizzled_bytes(1),
+        swizzled_bytes(1),
     ),
     _case(
         "mxfp8_tiles",
         "weights of experts in tiles of 32 x 32, column-major",
         mxfp8_tiles,
-        _bytes(1, block=MX_BLOCK**2),
+        block_bytes(1, 1, 1, MX_BLOCK**2),
         shapes=EXPERTS,
     ),
     _case(
         "fp8_blocks",
         "e4m3 in blocks of 128 x 128",
         fp8_blocks,
-        _bytes(1, scale=4, block=FP8_BLOCK**2),
+        block_bytes(1, 1, 4, FP8_BLOCK**2),
     ),
     _case(
         "fp8_blocks_transposed",
         "the same, values column-major",
         fp8_blocks_transposed,
-        _bytes(1, scale=4, block=FP8_BLOCK**2),
+        block_bytes(1, 1, 4, FP8_BLOCK**2),
     ),
     _case("fp8_rows", "e4m3 by rows", fp8_rows, _row_bytes(1, 0), shapes=ROWS_COLUMNS),
     _case(
@@ -275,7 +248,7 @@ CASES = [
         "both of silu(x) * gate",
         fp8_both_silu,
         _row_bytes(1, 1, 2),
-        _two,
+        two,
         ROWS_COLUMNS,
     ),
 ]

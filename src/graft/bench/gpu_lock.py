@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-# Of the holder's threads; others compile at 0.
+# Of the holder's threads; others compile at the niceness that they were started with.
 _HOLDERS_NICENESS = -10
 
 
@@ -47,6 +47,7 @@ class GpuLock:
         self._file = path.open("ab") if path else None
         self._turns = path.with_name(f"{path.name}.turns").open("ab") if path else None
         self._since: float | None = None  # when it was taken
+        self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
 
     @property
     def held(self) -> bool:
@@ -81,7 +82,7 @@ class GpuLock:
         self.held_s += time.perf_counter() - self._since
         self._since = None
         if self._file:
-            _set_niceness(0)
+            _set_niceness(self._niceness)
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @contextlib.contextmanager

@@ -6,7 +6,6 @@ import ast
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from graft.bench import shapes
@@ -180,5 +179,6 @@ def contenders(
 
 def case_file(case: Any) -> str:
     """The stem of the file that defines a case."""
-    code = getattr(case.inputs, "__code__", None)
-    return Path(code.co_filename).stem if code is not None else ""
+    from graft.cases import files
+
+    return files().get(case.name, "")

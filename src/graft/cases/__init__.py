@@ -19,7 +19,7 @@ from graft.cases.case import DTYPES, Case, Shape, numel
 from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 
-__all__ = ["DTYPES", "FOLDER", "Case", "Shape", "available", "find", "load_all", "numel"]
+__all__ = ["DTYPES", "FOLDER", "Case", "Shape", "available", "files", "find", "load_all", "numel"]
 
 FOLDER = ROOT / "bench" / "cases"
 
@@ -34,6 +34,16 @@ def load_all(folder: Path = FOLDER) -> dict[str, Case]:
                 raise UsageError(f"{path}: there is another case called {case.name!r}")
             found[case.name] = case
     return found
+
+
+@functools.cache
+def files(folder: Path = FOLDER) -> dict[str, str]:
+    """The stem of the file that defines each case of `folder`, by the case's name."""
+    return {
+        case.name: path.stem
+        for path in sorted(folder.glob("*.py"))
+        for case in getattr(_module(path), "CASES", ())
+    }
 
 
 def find(name: str) -> Case:

@@ -162,13 +162,14 @@ def _trace(case: Case, shape: Shape, dtype: torch.dtype, inner: Compiler, dynami
     given = case.inputs(shape, dtype, meta) if model is not None else ()
 
     def inputs() -> tuple[Any, ...]:
+        describe = _describer(_GPU)
         if model is None:
             made = case.inputs(shape, dtype, _GPU)
-            _mark(made, dynamic)
-            return made
-        describe = _describer(_GPU)
-        made = tree_map_only(torch.Tensor, describe, given)
+        else:
+            made = tree_map_only(torch.Tensor, describe, given)
         _mark(made, dynamic)
+        if model is None:
+            return made
         _describe_module(model, describe)
         return (model, *made)
 

@@ -162,18 +162,10 @@ class Operations:
         def operation(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
             if self.recording:
                 return member(*args, **kwargs, _semantic=semantic)
-            key: list[Any] = [member]
+            key: list[Any] = [member, *kwargs]
             handles: list[Any] = []
             try:
-                for value in args:
-                    if type(value) is tensor:
-                        type_ = value.type
-                        key.append(type_.recorded_number or number(type_))
-                        handles.append(value.handle)
-                    else:
-                        key.append(_key(value))
-                for name, value in kwargs.items():
-                    key.append(name)
+                for value in (*args, *kwargs.values()):
                     if type(value) is tensor:
                         type_ = value.type
                         key.append(type_.recorded_number or number(type_))
