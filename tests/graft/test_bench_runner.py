@@ -169,6 +169,17 @@ def test_what_crashes_beside_others_is_measured_again_alone(bench):
     assert sorted(prepared[-2 * contenders :]) == ["crash", "crash", "fault_beside", "fault_beside"]
 
 
+def test_what_is_short_of_memory_beside_others_is_measured_again_alone(bench):
+    rows = bench.run(["slow1", "short_twice", "slow2", "slow3", "oom"], jobs=2)
+    assert all("us" in time for time in rows["short_twice"]["times"].values())
+    assert rows["oom"]["times"]["stock"]["error"]["kind"] == "oom"
+    prepared = [case for _, case in bench.served("prepare")]
+    last = max(i for i, case in enumerate(prepared) if case.startswith("slow"))
+    contenders = 2
+    for case in ("short_twice", "oom"):
+        assert prepared[last:].count(case) >= contenders
+
+
 def test_what_crashes_alone_is_not_measured_again(bench):
     bench.run(["fault_beside"])
     assert [case for _, case in bench.served("prepare")] == ["fault_beside"] * 2

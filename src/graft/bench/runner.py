@@ -552,8 +552,9 @@ def run(
     stop = threading.Event()
     lanes: list[Lane] = []
     blamed: set[str] = set()  # points after which a GPU was lost
-    # A kernel's fault can take every process of its GPU with it. So a point at which something
-    # crashed beside others is measured once more, alone, when nothing else is left to do.
+    # A kernel's fault can take every process of its GPU with it, and the GPU's memory is shared. So
+    # a point at which something crashed, or was short of memory, beside others is measured once
+    # more, alone, when nothing else is left to do.
     suspects: list[Point] = []
     tried: set[str] = set()  # of these, what was
     ends = None if settings.seconds is None else time.monotonic() + settings.seconds
@@ -611,7 +612,7 @@ def run(
                     if lost and others and point.key not in blamed:
                         blamed.add(point.key)
                         work.insert(0, point)
-                    elif _crashed(row) and len(lanes) > 1 and point.key not in tried:
+                    elif _suffered(row) and len(lanes) > 1 and point.key not in tried:
                         suspects.append(point)
                     else:
                         journal.append(row)
@@ -681,9 +682,10 @@ def run(
         )
 
 
-def _crashed(row: Row) -> bool:
-    """Whether a contender's worker crashed at the point."""
-    return any(time.get("error", {}).get("kind") == "crash" for time in row["times"].values())
+def _suffered(row: Row) -> bool:
+    """Whether a contender failed at the point in a way that others on the GPU can be to blame for."""
+    kinds = {time.get("error", {}).get("kind") for time in row["times"].values()}
+    return not kinds.isdisjoint(("crash", "oom"))
 
 
 def use(lanes: Sequence[Lane], seconds: float) -> list[str]:
