@@ -683,7 +683,7 @@ def run(
 
 
 def _suffered(row: Row) -> bool:
-    """Whether a contender failed at the point in a way that others on the GPU can be to blame for."""
+    """Whether a contender failed at the point as others on the GPU can make it fail."""
     kinds = {time.get("error", {}).get("kind") for time in row["times"].values()}
     return not kinds.isdisjoint(("crash", "oom"))
 
