@@ -1,23 +1,29 @@
 # Owner(s): ["module: inductor"]
 """The loops of a block reduction, and of what goes on with it, whatever views it is written in."""
 
+import dataclasses
 import re
+from unittest import mock
 
 import sympy
 
 import torch
 import torch._inductor.config as inductor_config
 from test_reduction_tiling import BlockReductionTestBase, randn, TILED
-from torch._inductor import tiling_utils
+from torch._inductor import block_reads, tiling_utils
 from torch._inductor.block_reduction_loops import (
     count_as,
     Strides,
     without_needless_modulo,
 )
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.graph import GraphLowering
+from torch._inductor.narrow_copy import is_copied_narrower
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -204,6 +210,191 @@ class BlockReductionLoopsTest(BlockReductionTestBase):
             for act, expect in zip(actual, f(x)):
                 self.assertEqual(act, expect)
                 self.assertEqual(act.stride(), expect.stride())
+
+
+FP8 = torch.float8_e4m3fn
+
+
+def scaled(t, dims, dtype=FP8):
+    """t by the largest magnitude along ``dims``."""
+    scale = 448 / t.abs().amax(dims, keepdim=True)
+    return (t * scale).clamp(-448, 448).to(dtype), scale
+
+
+def of_two_dimensions(x, m, n):
+    """x [M, N] in blocks of [m, n], reduced where they are."""
+    values, scale = scaled(x.float().view(x.shape[0] // m, m, x.shape[1] // n, n), (1, 3))
+    return values.view(x.shape), scale
+
+
+def with_dimensions_unflattened(x, m, n):
+    values, scale = scaled(x.unflatten(0, (-1, m)).unflatten(2, (-1, n)).float(), (1, 3))
+    return values.flatten(2, 3).flatten(0, 1), scale.squeeze(3).squeeze(1)
+
+
+def one_after_another(x, m, n):
+    """The values of a block follow one another, and are written back to their matrix."""
+    t = x.view(x.shape[0] // m, m, -1, n).permute(0, 2, 1, 3).reshape(-1, m * n)
+    values, scale = scaled(t.float(), (1,))
+    values = values.view(x.shape[0] // m, -1, m, n).permute(0, 2, 1, 3)
+    return values.reshape(x.shape), scale
+
+
+def a_row_of_blocks_after_another(x, m, n):
+    t = x.view(x.shape[0] // m, m, -1, n).transpose(1, 2).contiguous().flatten(2)
+    values, scale = scaled(t.float(), (2,))
+    values = values.unflatten(2, (m, n)).transpose(1, 2).contiguous()
+    return values.view(x.shape), scale
+
+
+@instantiate_parametrized_tests
+class BlocksOfTwoDimensionsTest(BlockReductionTestBase):
+    """One for each multiprocessor at least: 12 x 11 blocks, of 132."""
+
+    FORMS = (
+        of_two_dimensions,
+        with_dimensions_unflattened,
+        one_after_another,
+        a_row_of_blocks_after_another,
+    )
+
+    def setUp(self):
+        super().setUp()
+        self.blocks = mock.patch.object(block_reads, "DeviceModel")
+        self.device = self.blocks.start()
+        self.addCleanup(self.blocks.stop)
+        self.device.of.return_value = DeviceModel(sms=132, l2_mib=50)
+
+    @parametrize("f", FORMS)
+    @parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+    def test_forms(self, f, dtype):
+        x = randn(12 * 32, 11 * 32, dtype=dtype)
+        self.check(lambda x: f(x, 32, 32), x)
+
+    @parametrize("f", FORMS)
+    @parametrize("m,n", ((2, 64), (8, 32), (16, 128)))
+    def test_blocks(self, f, m, n):
+        self.check(lambda x: f(x, m, n), randn(12 * m, 11 * n))
+
+    def test_loops(self):
+        """Blocks that are too long to be persistent are read again, and stay in the L2 cache."""
+        x = randn(12 * 64, 11 * 64, dtype=torch.bfloat16)
+        self.check(lambda x: of_two_dimensions(x, 64, 64), x)
+
+    def test_what_is_computed_first(self):
+        def f(x, gate):
+            return of_two_dimensions(torch.nn.functional.silu(x) * gate, 32, 32)
+
+        self.check(f, randn(12 * 32, 11 * 32), randn(12 * 32, 11 * 32))
+
+    def test_batched(self):
+        def f(x):
+            values, scale = scaled(x.view(2, 6, 32, 11, 32), (2, 4), torch.bfloat16)
+            return values.view(x.shape), scale
+
+        self.check(f, randn(2, 6 * 32, 11 * 32))
+
+    def test_a_part_of_a_tensor(self):
+        x = randn(12 * 32, 12 * 32)[:, 32:]
+        self.check(lambda x: with_dimensions_unflattened(x, 32, 32), x)
+
+    def test_dynamic(self):
+        def f(x):
+            return scaled(x.view(x.shape[0] // 32, 32, x.shape[1] // 32, 32), (1, 3))
+
+        x = randn(12 * 32, 11 * 32)
+        torch._dynamo.mark_dynamic(x, 0)
+        self.check(f, x)
+
+    def test_values_alone(self):
+        x = randn(12 * 32, 11 * 32)
+        self.check(lambda x: of_two_dimensions(x, 32, 32)[:1], x)
+
+    @parametrize(
+        "f,m,n",
+        (
+            (one_after_another, 32, 16),
+            (one_after_another, 4, 49),
+            (lambda x, m, n: (one_after_another(x, m, n)[0].t().contiguous(),), 32, 32),
+        ),
+    )
+    def test_short_runs_are_not_written(self, f, m, n):
+        """Less than a sector in a row, or a part of one, and a transposed result."""
+        self.check(lambda x: f(x, m, n), randn(12 * m, 11 * n), kernels=2)
+
+    @parametrize("device", ({"sms": 133}, {"l2_mib": 0}))
+    def test_two_kernels_use_the_device_better(self, device):
+        """Fewer blocks than multiprocessors, or blocks that leave the L2 cache."""
+        self.device.of.return_value = dataclasses.replace(
+            self.device.of.return_value, **device
+        )
+        x = randn(12 * 32, 11 * 32)
+        self.check(lambda x: one_after_another(x, 32, 32), x, kernels=2)
+
+    def test_off(self):
+        x = randn(12 * 32, 11 * 32)
+        self.check(
+            lambda x: one_after_another(x, 32, 32),
+            x,
+            kernels=2,
+            **{"triton.block_reduction_tiles": False},
+        )
+
+
+def scaled_cast(x, dtype, block=32):
+    """Blocks by their largest magnitude, in float32, by more operations than are inlined."""
+    blocks = x.float().view(x.shape[0], -1, block)
+    y = blocks / blocks.abs().amax(-1, keepdim=True)
+    for _ in range(16):  # two operations each, of 30
+        y = y * 0.75 + 0.125
+    return y.clamp(-2, 2).to(dtype).view(x.shape)
+
+
+def transposed(y):
+    return y.t().contiguous()
+
+
+def column_major(y):
+    return y.t().contiguous().t()
+
+
+def untiled(y, tile=32):
+    """The matrix [M, N] of tiles, one after another."""
+    m, n = y.shape
+    y = y.view(m // tile, n // tile, tile, tile)
+    return y.permute(0, 2, 1, 3).contiguous().view(m, n)
+
+
+@instantiate_parametrized_tests
+class NarrowCopyTest(BlockReductionTestBase):
+    @parametrize("copy", (transposed, column_major, untiled))
+    @parametrize("dtype", (torch.float8_e4m3fn, torch.bfloat16))
+    def test_the_narrow_values_are_stored(self, copy, dtype):
+        x = randn(96, 160, dtype=torch.bfloat16)
+        # 2.15 has one kernel of both
+        code = self.check(lambda x: (copy(scaled_cast(x, dtype)),), x, kernels=(1, 2))
+        self.assertNotIn("(96, 5, 32), (160, 32, 1), torch.float32)", code)
+
+    @parametrize(
+        "f,expected",
+        (
+            (lambda y: transposed(y.clamp(-2, 2).half()), True),
+            (lambda y: untiled(torch.relu(y).to(torch.float8_e5m2)), True),
+            (lambda y: transposed(y.clamp(-2, 2)), False),
+            (lambda y: transposed(y.double()), False),
+            (lambda y: y.half().t(), False),
+            (lambda y: y.half().contiguous(), False),
+            (lambda y: transposed((y + y.exp()).half()), False),
+            (lambda y: (y.half(), transposed(y.half())), False),
+            (lambda y: transposed(y.half()).sum(), True),
+        ),
+    )
+    def test_what_a_copy_reads(self, f, expected):
+        graph = make_fx(lambda x: f(x * 2), select_decomp_table())(torch.randn(64, 96))
+        (first,) = graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.mul.Tensor
+        )
+        self.assertEqual(is_copied_narrower(first), expected)
 
 
 class IndexTest(TestCase):

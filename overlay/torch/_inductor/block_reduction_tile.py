@@ -185,17 +185,25 @@ def accesses(
     return both
 
 
-def may_have_tile(device: Optional[torch.device], block: sympy.Expr) -> bool:
-    """Whether a reduction of ``block`` values on ``device`` is one that may have a tile."""
+def tiles_blocks(device: Optional[torch.device], block: sympy.Expr) -> bool:
+    """Whether reductions of ``block`` values on ``device`` have loops as they read."""
     return (
         config.triton.block_reduction_tiles
-        and config.triton.persistent_reductions
-        and not config.triton.force_cooperative_reductions
         and isinstance(block, (int, sympy.Integer))
-        and 1 < block <= MAX_BLOCK
+        and block > 1
         and torch.version.hip is None
         and device is not None
         and device.type == "cuda"
+    )
+
+
+def may_have_tile(device: Optional[torch.device], block: sympy.Expr) -> bool:
+    """Whether a reduction of ``block`` values on ``device`` is one that may have a tile."""
+    return (
+        tiles_blocks(device, block)
+        and config.triton.persistent_reductions
+        and not config.triton.force_cooperative_reductions
+        and block <= MAX_BLOCK
     )
 
 
