@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from test_bench_runner import FAKE, PATCHED, STOCK, bench  # noqa: F401
 
+from graft import cases
 from graft.bench import generated, kernel_groups, models_report, results, runner, tables
 from graft.bench.plan import Point
 from graft.cases import models
@@ -68,6 +69,17 @@ def test_an_entry_that_is_none_is_named(tmp_path, line, words):
     with pytest.raises(GraftError, match=re.escape(words)) as error:
         models.catalogue(file)
     assert "[one]" in error.value.message
+
+
+@pytest.mark.parametrize("name", ["mistral", "resnet50"])
+def test_a_model_whose_library_is_missing_says_so(monkeypatch, name):
+    library = models.catalogue()[name].library
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(
+        GraftError, match=f"{name} calls {library}, which .* cannot import"
+    ) as error:
+        cases.find(name)
+    assert "[models]" in str(error.value.next)
 
 
 def test_a_library_that_is_missing_is_named_with_its_models():

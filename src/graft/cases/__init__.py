@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,20 +50,24 @@ def files(folder: Path = FOLDER) -> dict[str, str]:
 def find(name: str) -> Case:
     """The case or the model called `name`, or what `file.py:attribute` names. Raises UsageError.
 
-    A case of another package's code has that imported; GraftError says that it is missing.
+    A case of another package's code, and a model, has that imported; GraftError says that it is
+    missing.
     """
     if ":" in name:
         return _from_file(name)
     known = load_all()
     if name not in known:
         if name in models.catalogue():
-            return models.case(models.catalogue()[name])
+            model = models.catalogue()[name]
+            with _calling(name, model.library, "models"):
+                return models.case(model)
         raise UsageError(
             f"there is no case called {name!r}{nearest(name, known)}", next="graft explain --list"
         )
     case = known[name]
     if case.library is not None:
-        _import(case.library, case.name)
+        with _calling(name, case.library, "cases"):
+            importlib.import_module(case.library)
     return case
 
 
@@ -71,14 +76,16 @@ def available(case: Case) -> bool:
     return case.library is None or importlib.util.find_spec(case.library) is not None
 
 
-def _import(library: str, name: str) -> None:
+@contextlib.contextmanager
+def _calling(name: str, library: str, extra: str) -> Iterator[None]:
+    """Where `name` imports its `library`, which `extra` of this project installs."""
     try:
-        importlib.import_module(library)
+        yield
     except Exception as error:  # whatever a library's import raises
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise GraftError(
             f"{name} calls {library}, which {sys.executable} cannot import: {said}",
-            next=f"pip install '{ROOT}[cases]'; or PYTHONPATH=DIR, with {library} in it",
+            next=f"pip install '{ROOT}[{extra}]'; or PYTHONPATH=DIR, with {library} in it",
         ) from None
 
 
