@@ -10,7 +10,7 @@ import sympy
 import torch
 import torch._inductor.config as inductor_config
 from test_reduction_tiling import BlockReductionTestBase, randn, TILED
-from torch._inductor import block_reads, tiling_utils
+from torch._inductor import block_reads, metrics, narrow_copy, tiling_utils
 from torch._inductor.block_reduction_loops import (
     count_as,
     Strides,
@@ -322,6 +322,41 @@ class BlocksOfTwoDimensionsTest(BlockReductionTestBase):
         """Less than a sector in a row, or a part of one, and a transposed result."""
         self.check(lambda x: f(x, m, n), randn(12 * m, 11 * n), kernels=2)
 
+    def test_what_cannot_be_in_the_kernel_keeps_its_loops(self):
+        """It is fused with the reduction of the rows, which comes after that of the blocks."""
+
+        def f(x):
+            blocks = x.view(12, 32, 11, 32)
+            y = (blocks / blocks.abs().amax((1, 3), keepdim=True)).view(x.shape)
+            amax = y.abs().amax(1, keepdim=True)
+            return (y / amax).to(torch.bfloat16), amax
+
+        self.check(f, randn(12 * 32, 11 * 32), kernels=2)
+
+    def test_a_scale_of_scales(self):
+        def f(x):
+            blocks = x.view(12, 32, 11, 32)
+            amax = blocks.abs().amax((1, 3), keepdim=True)
+            return ((blocks * (amax.amax() / amax)).view(x.shape),)
+
+        x, last = randn(12 * 32, 11 * 32), "def triton_poi"
+        code = self.check(f, x, kernels=3).split(last)[-1]
+        metrics.reset()
+        off = self.check(f, x, kernels=3, **{"triton.block_reduction_tiles": False})
+        self.assertEqual(code, off.split(last)[-1])
+
+    def test_values_that_are_not_stored_stay_so(self):
+        def f(x):
+            blocks = x.view(12, 32, 11, 32)
+            scale = 1 / blocks.abs().amax((1, 3), keepdim=True)
+            x.view(12, 32, 11, 32).mul_(scale)
+            return (scale,)
+
+        x = randn(12 * 32, 11 * 32)
+        with inductor_config.patch(TILED):
+            _, (code,) = run_and_get_code(torch.compile(f, fullgraph=True), x)
+        self.assertNotIn("empty_strided_cuda((384, 352)", code)
+
     @parametrize("device", ({"sms": 133}, {"l2_mib": 0}))
     def test_two_kernels_use_the_device_better(self, device):
         """Fewer blocks than multiprocessors, or blocks that leave the L2 cache."""
@@ -367,13 +402,23 @@ def untiled(y, tile=32):
 
 @instantiate_parametrized_tests
 class NarrowCopyTest(BlockReductionTestBase):
+    WIDE = "(96, 5, 32), (160, 32, 1), torch.float32)"
+
     @parametrize("copy", (transposed, column_major, untiled))
     @parametrize("dtype", (torch.float8_e4m3fn, torch.bfloat16))
     def test_the_narrow_values_are_stored(self, copy, dtype):
         x = randn(96, 160, dtype=torch.bfloat16)
         # 2.15 has one kernel of both
         code = self.check(lambda x: (copy(scaled_cast(x, dtype)),), x, kernels=(1, 2))
-        self.assertNotIn("(96, 5, 32), (160, 32, 1), torch.float32)", code)
+        self.assertNotIn(self.WIDE, code)
+
+    def test_off(self):
+        x = randn(96, 160, dtype=torch.bfloat16)
+        off = {"triton.block_reduction_tiles": False}
+        code = self.check(
+            lambda x: (untiled(scaled_cast(x, torch.bfloat16)),), x, kernels=2, **off
+        )
+        self.assertIn(self.WIDE, code)
 
     @parametrize(
         "f,expected",
@@ -394,7 +439,9 @@ class NarrowCopyTest(BlockReductionTestBase):
         (first,) = graph.graph.find_nodes(
             op="call_function", target=torch.ops.aten.mul.Tensor
         )
-        self.assertEqual(is_copied_narrower(first), expected)
+        self.assertFalse(is_copied_narrower(first))
+        with mock.patch.object(narrow_copy, "tiles_blocks_on", lambda device: True):
+            self.assertEqual(is_copied_narrower(first), expected)
 
 
 class IndexTest(TestCase):

@@ -1,12 +1,13 @@
 # Owner(s): ["module: inductor"]
 """Values of which each two neighbours become one: casts to packed 4-bit formats."""
 
+import unittest
 from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
-from test_reduction_tiling import on_cuda, randn, TILED
-from torch._inductor import metrics
+from test_reduction_tiling import randn, TILED
+from torch._inductor import metrics, tiling_utils
 from torch._inductor.fx_passes import packed_pairs
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
@@ -16,6 +17,10 @@ from torch.testing._internal.common_utils import (
     parametrize,
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+
+
+on_cuda = unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+is_2_15 = hasattr(tiling_utils, "analyze_memory_coalescing_for_nodes")
 
 
 def codes(x):
@@ -92,7 +97,9 @@ class PackedPairsTest(TestCase):
     @parametrize("pack", (flat, by_pairs))
     def test_columns(self, pack):
         x = randn(128, 160, dtype=torch.bfloat16)
-        self.check(lambda x: cast(x.t().contiguous(), 32, pack), x)
+        # whose loops differ there, and are not fused
+        kernels = 2 if is_2_15 else 1
+        self.check(lambda x: cast(x.t().contiguous(), 32, pack), x, kernels=kernels)
 
     @parametrize("dtype", (torch.float16, torch.float32))
     def test_dtypes(self, dtype):
@@ -163,7 +170,8 @@ class PackedPairsTest(TestCase):
 
     def test_off(self):
         x = randn(24, 64)
-        self.check(cast, x, kernels=3, **{"triton.block_reduction_tiles": False})
+        kernels = 2 if is_2_15 else 3
+        self.check(cast, x, kernels=kernels, **{"triton.block_reduction_tiles": False})
 
 
 @on_cuda

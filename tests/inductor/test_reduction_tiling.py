@@ -680,7 +680,7 @@ def scale_blocks(x):
 
 TILE = BlockReductionTile({"YBLOCK": 4, "XBLOCK": 64}, 8, {f"buf{2**26}": 4})
 MANY = {"y": 512, "x": 16384, "r0_": 32}
-H200_SM = 132
+H200, ONE_SM = (block_reduction_order.DeviceModel(sms=n) for n in (132, 1))
 
 
 def y_first(tile):
@@ -692,7 +692,7 @@ class ChooseOrderTest(TestCase):
     """``follow_writes`` alone, in bytes and elements."""
 
     def test_many_programs_are_wide(self):
-        found = follow_writes(TILE, [READ], [WRITE], MANY, H200_SM)
+        found = follow_writes(TILE, [READ], [WRITE], MANY, H200)
         self.assertEqual(found.blocks, {"YBLOCK": 4, "XBLOCK": 128})
         self.assertEqual(found.alignment, {f"buf{2**26}": 8})
         self.assertIsInstance(found, YFirstTile)
@@ -711,11 +711,11 @@ class ChooseOrderTest(TestCase):
 
     def test_two_results(self):
         writes = [WRITE, access(2**26 - 1, 2, r0_=32, y=4)]
-        found = follow_writes(TILE, [READ], writes, MANY, 1)
+        found = follow_writes(TILE, [READ], writes, MANY, ONE_SM)
         self.assertEqual(found, y_first(TILE))
 
     def test_what_is_computed_first(self):
-        found = follow_writes(TILE, [READ], [WRITE], MANY, 1, may_widen=False)
+        found = follow_writes(TILE, [READ], [WRITE], MANY, ONE_SM, may_widen=False)
         self.assertEqual(found, y_first(TILE))
 
     @parametrize(
@@ -729,7 +729,7 @@ class ChooseOrderTest(TestCase):
     )
     def test_programs_a_multiprocessor(self, y, x, wide):
         sizes = {"y": y, "x": x, "r0_": 32}
-        found = follow_writes(TILE, [READ], [WRITE], sizes, H200_SM)
+        found = follow_writes(TILE, [READ], [WRITE], sizes, H200)
         self.assertEqual(found.blocks["XBLOCK"], 128 if wide else 64)
         self.assertIsInstance(found, YFirstTile)
 
@@ -741,24 +741,24 @@ class ChooseOrderTest(TestCase):
         reads = [access(2**26, itemsize, x=256 // itemsize)]
         writes = [access(2**26, itemsize, r0_=block)]
         tile = choose_tile(reads, writes, {**MANY, "r0_": block})
-        found = follow_writes(tile, reads, writes, {**MANY, "r0_": block}, 1)
+        found = follow_writes(tile, reads, writes, {**MANY, "r0_": block}, ONE_SM)
         self.assertIsInstance(found, YFirstTile)
         xblock = tile.blocks["XBLOCK"]
         self.assertEqual(found.blocks["XBLOCK"], 2 * xblock if wide else xblock)
 
     def test_two_inputs_at_one_index(self):
         both = dataclasses.replace(READ, buffers=OrderedSet(["buf0", "buf1"]))
-        found = follow_writes(TILE, [both], [WRITE], MANY, 1)
+        found = follow_writes(TILE, [both], [WRITE], MANY, ONE_SM)
         self.assertEqual(found, y_first(TILE))
 
     def test_two_inputs(self):
         reads = [READ, access(2**26 - 1, 2, x=128)]
         tile = choose_tile(reads, [WRITE], MANY)
-        found = follow_writes(tile, reads, [WRITE], MANY, 1)
+        found = follow_writes(tile, reads, [WRITE], MANY, ONE_SM)
         self.assertEqual(found, y_first(tile))
 
     def test_short_rows(self):
-        found = follow_writes(TILE, [access(2**26, 2, x=64)], [WRITE], MANY, 1)
+        found = follow_writes(TILE, [access(2**26, 2, x=64)], [WRITE], MANY, ONE_SM)
         self.assertEqual(found, y_first(TILE))
 
     @parametrize(
@@ -772,7 +772,7 @@ class ChooseOrderTest(TestCase):
         ),
     )
     def test_others_stay(self, reads, writes, sizes):
-        self.assertEqual(follow_writes(TILE, reads, writes, sizes, 1), TILE)
+        self.assertEqual(follow_writes(TILE, reads, writes, sizes, ONE_SM), TILE)
 
 
 def heads_first(x, value):

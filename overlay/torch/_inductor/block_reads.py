@@ -1,5 +1,5 @@
 """
-The loops of a block reduction over a transposed input, and of what goes on with it.
+The loops by which a block reduction reads, and of what goes on with it.
 
 How the blocks were written decides what loops they have::
 
@@ -22,8 +22,9 @@ A block of two dimensions, as the 128 x 128 values of a weight that have one sca
     blocks = x.view(M // 128, 128, N // 128, 128)   # amax over (1, 3)
 
 is reduced along rows of x that end with the block. What scales the values has the loops of
-x, so that it would read x again in another kernel. It gets the loops of the reduction too,
-where it writes along the rows that it reads.
+x, so that it would read x again in another kernel. It gets the loops of the reduction, where
+it can be in one kernel with it and has to be stored anyway, and reads and writes along the
+same rows.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from .block_reduction_loops import (
     Strides,
     without_needless_modulo,
 )
-from .block_reduction_tile import may_have_tile, tiles_blocks
+from .block_reduction_tile import LINE_BYTES, may_have_tile, tiles_blocks
 from .device_model import DeviceModel
 from .loop_body import LoopBody
 from .runtime.hints import DeviceProperties
@@ -63,8 +64,11 @@ if TYPE_CHECKING:
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
-# What memory is written by: a row of a block is a multiple of it.
-SECTOR_BYTES = 32
+# Rows of blocks are read in multiples of half a line, and written in those of a sector.
+READ_BYTES = LINE_BYTES // 2
+WRITTEN_BYTES = LINE_BYTES // 4
+# Blocks that an SM has at a time, of programs with half of its threads each.
+BLOCKS_PER_SM = 2
 
 
 def _main_read(body: LoopBody) -> Optional[tuple[str, Strides]]:
@@ -187,43 +191,42 @@ def _in_pieces(
     return None if strides is None else (strides, pieces)
 
 
+def _rows(strides: Strides, pieces: dict[Any, sympy.Expr]) -> int:
+    """The stretches of memory that a reduction goes over, if it goes along them; or 0."""
+    hint = V.graph.sizevars.optimization_hint
+    read = [(strides.strides[v], strides.ranges[v]) for v in pieces]
+    found, end = 0, None
+    for stride, size in sorted(((s, n) for s, n in read if s != 0), key=lambda e: hint(e[0])):
+        if end is None and not equal(stride, 1):
+            return 0
+        found += end is None or not equal(stride, end)
+        end = stride * size
+    return found
+
+
 def _read_of_rows(
     body: LoopBody,
 ) -> Optional[tuple[str, Strides, dict[Any, sympy.Expr]]]:
     """
-    What a reduction reads of the most elements, if that are parts of rows: with the pieces of
-    the reduction's variables, as `_in_pieces` returns them.
+    What a reduction reads of the most elements, if those are parts of rows: with the pieces
+    of the reduction's variables, as `_in_pieces` returns them.
     """
     hint = V.graph.sizevars.optimization_hint
     best: Optional[tuple[int, str, Strides, dict[Any, sympy.Expr]]] = None
     for name, index, is_write in accessed(body):
-        if is_write or (found := _in_pieces(index, body)) is None:
+        if is_write:
             continue
+        if (found := _in_pieces(index, body)) is None:
+            return None
         strides, pieces = found
         size = hint(
             sympy_product(n for v, n in strides.ranges.items() if strides.strides[v] != 0)
         )
         if best is None or size > best[0]:
             best = size, name, strides, pieces
-    if best is None:
+    if best is None or _rows(*best[2:]) < 2:
         return None
-    _, name, strides, pieces = best
-    read = [strides.strides[v] for v in pieces if strides.strides[v] != 0]
-    if len(read) < 2 or not any(equal(stride, 1) for stride in read):
-        return None
-    return name, strides, pieces
-
-
-def _stays_in_l2(node: SchedulerNode, name: str) -> bool:
-    """
-    Whether there is a block for each SM, and what all of them read is in the L2 cache until
-    it is read again.
-    """
-    hint = V.graph.sizevars.optimization_hint
-    blocks, values = (hint(n) for n in node.group[1])
-    device = DeviceModel.of(DeviceProperties.create(node.get_device()))
-    nbytes = values * get_dtype_size(V.graph.get_dtype(name))
-    return blocks >= device.sms and nbytes * device.sms <= device.l2_mib << 20
+    return best[1:]
 
 
 def _values_as(
@@ -235,34 +238,87 @@ def _values_as(
 ) -> Optional[LoopBody]:
     """
     ``body`` of a pointwise node with the loops of ``reduction``, if it reads ``name`` at the
-    index ``read``, and writes along the rows that it reads, in whole sectors; or None.
+    index ``read``, and all that it reads and writes of the values is along the same rows; or
+    None.
     """
     body = split_loops(body)
-    for buffer, index, is_write in accessed(body):
-        mine = Strides.of(index, body.var_ranges)
-        if buffer != name or is_write or mine is None:
-            continue
-        if (found := count_as(mine, read)) is not None:
-            break
-    else:
+    indices = [
+        (buffer, is_write, Strides.of(index, body.var_ranges))
+        for buffer, index, is_write in accessed(body)
+    ]
+    shared = (
+        (mine, count_as(mine, read))
+        for buffer, is_write, mine in indices
+        if buffer == name and not is_write and mine is not None
+    )
+    mine, found = next((each for each in shared if each[1] is not None), (None, None))
+    if mine is None or found is None:
         return None
     along = next((v for v in body.iter_vars if equal(mine.strides[v], 1)), None)
     if along is None:
         return None
-    for buffer, index, is_write in accessed(body):
-        run = body.var_ranges[along] * get_dtype_size(V.graph.get_dtype(buffer))
-        whole = V.graph.sizevars.statically_known_multiple_of(run, SECTOR_BYTES)
-        if not is_write:
-            if buffer == name and not whole:
-                return None
+    for buffer, is_write, other in indices:
+        if other is None:
+            return None
+        stride = other.strides[along]
+        if not is_write and equal(stride, 0):
             continue
-        written = Strides.of(index, body.var_ranges)
-        if written is None or not equal(written.strides[along], 1) or not whole:
+        run = body.var_ranges[along] * get_dtype_size(V.graph.get_dtype(buffer))
+        whole = WRITTEN_BYTES if is_write else READ_BYTES
+        if not (
+            equal(stride, 1)
+            and V.graph.sizevars.statically_known_multiple_of(run, whole)
+        ):
             return None
     variables = [*reduction.iter_vars, *reduction.reduce_vars]
     by_variables = {v: sympy_subs(e, pieces) for v, e in found.items()}
     sizes = [*reduction.sizes[0], *reduction.sizes[1]]
     return counted_as(body, by_variables, variables, sizes)
+
+
+def _is_stored(node: SchedulerNode) -> bool:
+    """
+    Whether all that ``node`` writes is in memory whatever is fused with it: it is a result,
+    or read by a kernel that is not generated.
+    """
+    return all(
+        any(
+            not isinstance(getattr(user.node, "_body", None), LoopBody)
+            for user in output.users
+        )
+        for output in node.get_outputs()
+    )
+
+
+def _comes_next(
+    user: SchedulerNode, node: SchedulerNode, loops: dict[SchedulerNode, LoopBody]
+) -> bool:
+    """Whether nothing but nodes of ``loops`` is between ``node`` and its ``user``."""
+    by_name = node.scheduler.name_to_fused_node
+    return all(
+        (between := by_name.get(name)) is not None
+        and (between in loops or node.get_name() not in between.ancestors)
+        for name in user.ancestors
+    )
+
+
+def _stays_in_l2(node: SchedulerNode, bodies: Sequence[LoopBody]) -> bool:
+    """
+    Whether there is a block of ``node`` for each SM, and what all SMs read and write of their
+    blocks at a time is in the L2 cache until it is read again.
+    """
+    hint = V.graph.sizevars.optimization_hint
+    blocks, values = (hint(n) for n in node.group[1])
+    device = DeviceModel.of(DeviceProperties.create(node.get_device()))
+    of_values = {
+        buffer: get_dtype_size(V.graph.get_dtype(buffer))
+        for body in bodies
+        for buffer, index, _ in accessed(body)
+        if hint(sympy_product(n for v, n in body.var_ranges.items() if v in index.free_symbols))
+        >= blocks * values
+    }
+    at_a_time = BLOCKS_PER_SM * device.sms * values * sum(of_values.values())
+    return blocks >= device.sms and at_a_time <= device.l2_mib << 20
 
 
 def _loops_of_rows(
@@ -273,14 +329,13 @@ def _loops_of_rows(
     with the values, each with its new loops. Empty where nothing reads the values again.
     """
     body = split_loops(node._body)
-    read = _read_of_rows(body)
-    if read is None or not _stays_in_l2(node, read[0]):
+    if (read := _read_of_rows(body)) is None:
         return {}
     loops: dict[SchedulerNode, LoopBody] = {node: body}
+    of_values: list[LoopBody] = []
     of_blocks: dict[str, list[Strides]] = {}
     blocks, values = node.group[1][0], sympy_product(node.group[1])
     queue = [node]
-    reads_again = False
     while queue:
         each = queue.pop(0)
         for buffer, index, is_write in accessed(loops[each]):
@@ -288,18 +343,28 @@ def _loops_of_rows(
             if is_write and (at := Strides.of(index, ranges)):
                 of_blocks.setdefault(buffer, []).append(at)
         for user in _users(each):
-            if user in loops or user in done or user.is_reduction():
+            if (
+                user in loops
+                or user in done
+                or user.is_reduction()
+                or not _comes_next(user, node, loops)
+            ):
                 continue
             if equal(user.group[1][0], blocks):
                 if new := loops_as(user._body, of_blocks, body.sizes[0]):
                     loops[user] = new
                     queue.append(user)
-            elif equal(user.group[1][0], values) and (
-                new := _values_as(user._body, body, *read)
+            elif (
+                equal(user.group[1][0], values)
+                and _is_stored(user)
+                and (new := _values_as(user._body, body, *read))
             ):
                 loops[user] = new
-                reads_again = True
-    return loops if reads_again else {}
+                of_values.append(new)
+    changed = any(new is not each._body for each, new in loops.items())
+    if not of_values or not changed or not _stays_in_l2(node, [body, *of_values]):
+        return {}
+    return loops
 
 
 def follow_reads(nodes: Sequence[BaseSchedulerNode]) -> None:

@@ -20,8 +20,10 @@ from .block_reduction_tile import (
     BlockReductionTile,
     main_accesses,
 )
+from .device_model import DeviceModel
 from .runtime.hints import DeviceProperties
 from .runtime.launch_plan import LaunchPlan
+from .runtime.registers import all_registers
 from .utils import ceildiv
 from .virtualized import V
 
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
 WIDE_ITEMSIZE = 2
 WIDE_WARPS_PER_BLOCK = 2
 WIDE_PROGRAMS_PER_SM = 20
-# A thread's, so that a multiprocessor of 65536 holds 3 programs. The compiler takes 80 to
-# 89 for the same values, by the sizes alone.
-WIDE_REGISTERS = 80
+# A thread has its share of the registers of so many warps, 80 where there are 65536. The
+# compiler takes 80 to 89 for the same values, by the sizes alone.
+WIDE_WARPS_PER_SM = 24
 # What may be computed of each value so that it fits in these: before a reduction, which
 # then keeps what was read, and after it. Functions of many instructions spill.
 REDUCED_OPS = OrderedSet(["to_dtype", "abs", "reduction", "store_reduction"])
@@ -79,7 +81,7 @@ def ordered_tile(
         reads,
         writes,
         {prefix: hint(n) for prefix, n in tiling.items()},
-        device.multi_processor_count,
+        DeviceModel.of(device),
         may_widen=computes_little(features, reads),
     )
 
@@ -123,14 +125,14 @@ def follow_writes(
     reads: list[Access],
     writes: list[Access],
     sizes: dict[str, int],
-    num_sm: int,
+    device: DeviceModel,
     may_widen: bool = True,
 ) -> BlockReductionTile:
     """
     ``tile`` of a kernel of ``sizes`` with these ``reads`` and ``writes``, its programs
     along y first where it reads along x and writes blocks that x does not continue; then
     also with twice the columns, of ``WIDE_ITEMSIZE``, where it ``may_widen``, one block
-    is few warps', and ``num_sm`` multiprocessors have programs enough. Other tiles as
+    is few warps', and the multiprocessors of ``device`` have programs enough. Other tiles as
     they are.
     """
     main_reads, main_writes = main_accesses(reads, writes)
@@ -148,12 +150,12 @@ def follow_writes(
         or any(sum(len(a.buffers) for a in m) > 1 for m in (main_reads, main_writes))
         or any(a.itemsize != WIDE_ITEMSIZE or a.run["x"] < xblock for a in main_reads)
         or tile.num_warps > WIDE_WARPS_PER_BLOCK * yblock
-        or programs < WIDE_PROGRAMS_PER_SM * num_sm
+        or programs < WIDE_PROGRAMS_PER_SM * device.sms
     ):
         return YFirstTile(tile.blocks, tile.num_warps, tile.alignment)
     return YFirstTile(
         {**tile.blocks, "XBLOCK": xblock},
         tile.num_warps,
         {name: 2 * nbytes for name, nbytes in tile.alignment.items()},
-        WIDE_REGISTERS,
+        all_registers(device.registers_per_sm, WIDE_WARPS_PER_SM),
     )

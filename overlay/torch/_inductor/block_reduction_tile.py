@@ -185,15 +185,25 @@ def accesses(
     return both
 
 
-def tiles_blocks(device: Optional[torch.device], block: sympy.Expr) -> bool:
-    """Whether reductions of ``block`` values on ``device`` have loops as they read."""
+def tiles_blocks_on(device: Optional[torch.device]) -> bool:
+    """Whether block reductions on ``device``, and their casts, are generated otherwise."""
     return (
         config.triton.block_reduction_tiles
-        and isinstance(block, (int, sympy.Integer))
-        and block > 1
         and torch.version.hip is None
         and device is not None
         and device.type == "cuda"
+    )
+
+
+def tiles_blocks(device: Optional[torch.device], block: sympy.Expr) -> bool:
+    """
+    Whether reductions of ``block`` values, a size that is known, get the loops by which they
+    read on ``device``.
+    """
+    return (
+        tiles_blocks_on(device)
+        and isinstance(block, (int, sympy.Integer))
+        and block > 1
     )
 
 

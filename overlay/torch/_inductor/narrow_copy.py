@@ -15,6 +15,7 @@ from typing import Optional, TYPE_CHECKING
 
 import torch
 
+from .block_reduction_tile import tiles_blocks_on
 from .utils import is_view
 
 
@@ -31,7 +32,10 @@ def is_copied_narrower(node: Node) -> bool:
     Whether nothing reads ``node`` but operations of its elements that end in a cast to a
     narrower type, which a clone in another order alone reads.
     """
-    size = _itemsize(node)
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not tiles_blocks_on(value.device):
+        return False
+    size = value.dtype.itemsize
     user = _user(node)
     while user is not None and _is_of_elements(user) and _itemsize(user) == size:
         user = _user(user)
