@@ -1,8 +1,8 @@
 """A worker that speaks the protocol and measures nothing: what the runner's tests run against.
 
 A case's name says what happens: `crash`, `hang`, `hang_with_gpu`, `wrong`, `oom`, `oom_beside`
-(unless it prepares alone), `step_short_once` (oom, the first time), `short_twice` (oom, a worker's
-first two times), `fatal`, `crash_timing`,
+(unless it prepares alone), `step_short_once` (oom, the first time), `short_twice` (oom, a
+contender's first two times), `fatal`, `crash_timing`,
 `fault_beside` (a worker's first time), and `slow...` (30 ms to prepare); anything else has a time.
 `step...` has generated kernels and is timed as a training step. The log's `unchecked` is a request
 for a preparation without checks.
@@ -43,7 +43,6 @@ class Fake:
         self.case = ""
         self.us = 100.0
         self.turns = 0
-        self.turns_short = 0
         self.log = Path(os.environ["FAKE_LOG"])
 
     def __call__(self, message):
@@ -121,9 +120,11 @@ class Fake:
             if not marker.exists():
                 marker.touch()
                 raise Failure("oom", "CUDA out of memory")
-        if case == "short_twice" and self.turns_short < 2:
-            self.turns_short += 1
-            raise Failure("oom", "CUDA out of memory")
+        if case == "short_twice":
+            with self.log.with_name(f"short-{self.us}").open("a") as times:
+                times.write(".")
+                if times.tell() <= 2:
+                    raise Failure("oom", "CUDA out of memory")
         if case == "oom":
             raise Failure("oom", "CUDA out of memory")
         if case == "oom_beside":
