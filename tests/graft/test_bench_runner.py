@@ -156,28 +156,33 @@ def test_a_crash_while_timing_costs_only_the_one_that_crashed(bench):
     assert "us" in rows["after"]["times"]["patched"]
 
 
+CONTENDERS = 2
+
+
+def prepared_after_slow(bench, *cases):
+    """The cases in the order of their preparations: each of `cases` comes after all slow ones."""
+    prepared = [case for _, case in bench.served("prepare")]
+    last = max(i for i, case in enumerate(prepared) if case.startswith("slow"))
+    for case in cases:
+        assert prepared[last:].count(case) >= CONTENDERS
+    return prepared
+
+
 def test_what_crashes_beside_others_is_measured_again_alone(bench):
     rows = bench.run(["slow1", "fault_beside", "slow2", "slow3", "crash"], jobs=2)
     assert all("us" in time for time in rows["fault_beside"]["times"].values())
     assert rows["crash"]["times"]["stock"]["error"]["kind"] == "crash"
-    prepared = [case for _, case in bench.served("prepare")]
-    last = max(i for i, case in enumerate(prepared) if case.startswith("slow"))
-    contenders = 2
+    prepared = prepared_after_slow(bench, "fault_beside", "crash")
     for case in ("fault_beside", "crash"):
-        assert prepared.count(case) == 2 * contenders
-        assert prepared[last:].count(case) >= contenders
-    assert sorted(prepared[-2 * contenders :]) == ["crash", "crash", "fault_beside", "fault_beside"]
+        assert prepared.count(case) == 2 * CONTENDERS
+    assert sorted(prepared[-2 * CONTENDERS :]) == ["crash", "crash", "fault_beside", "fault_beside"]
 
 
 def test_what_is_short_of_memory_beside_others_is_measured_again_alone(bench):
     rows = bench.run(["slow1", "short_twice", "slow2", "slow3", "oom"], jobs=2)
     assert all("us" in time for time in rows["short_twice"]["times"].values())
     assert rows["oom"]["times"]["stock"]["error"]["kind"] == "oom"
-    prepared = [case for _, case in bench.served("prepare")]
-    last = max(i for i, case in enumerate(prepared) if case.startswith("slow"))
-    contenders = 2
-    for case in ("short_twice", "oom"):
-        assert prepared[last:].count(case) >= contenders
+    prepared_after_slow(bench, "short_twice", "oom")
 
 
 def test_what_crashes_alone_is_not_measured_again(bench):

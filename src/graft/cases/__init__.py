@@ -60,7 +60,8 @@ def find(name: str) -> Case:
         if name in models.catalogue():
             model = models.catalogue()[name]
             with _calling(name, model.library, "models"):
-                return models.case(model)
+                models.imported(model.library)
+            return models.case(model)
         raise UsageError(
             f"there is no case called {name!r}{nearest(name, known)}", next="graft explain --list"
         )

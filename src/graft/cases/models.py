@@ -103,7 +103,7 @@ def case(model: Model) -> Case:
     if model.library == "transformers":
         _config(model)
     else:
-        _library(model.library)
+        imported(model.library)
     return Case(
         name=model.name,
         summary=f"training step of {model.make}, bf16 autocast",
@@ -121,22 +121,23 @@ def build(model: Model, device: torch.device) -> torch.nn.Module:
     """The model on `device`, with random weights, in training mode."""
     with torch.device(device):
         if model.library == "timm":
-            timm = _library("timm")
+            timm = imported("timm")
             sizes = {name: _tuples(value) for name, value in model.sizes.items()}
             made: torch.nn.Module = timm.create_model(model.what, pretrained=False, **sizes)
         else:
-            made = getattr(_library("transformers"), model.what)(_config(model))
+            made = getattr(imported("transformers"), model.what)(_config(model))
     return made.to(device).train()
 
 
-def _library(name: str) -> Any:
+def imported(name: str) -> Any:
+    """A library of models, by its name. Raises what its import raises."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # random weights: there is nothing to ask for
     return importlib.import_module(name)
 
 
 def _config(model: Model) -> Any:
     """What transformers makes a model of. Keys and values are not kept: nothing is generated."""
-    kind = getattr(_library("transformers"), model.what).config_class
+    kind = getattr(imported("transformers"), model.what).config_class
     config = kind(**model.sizes)
     if getattr(config, "use_cache", False):
         config.use_cache = False
