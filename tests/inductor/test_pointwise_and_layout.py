@@ -242,6 +242,44 @@ class RealizeSlowFunctionsTest(TestCase):
         code = self.check(f, self.randn(16, 40), self.randn(40))
         self.assertEqual(len(kernels(code)), 2)
 
+    @parametrize("function", ("reciprocal", "sqrt", "rsqrt"))
+    @parametrize("stored", (torch.float32, torch.float64))
+    def test_quotients_in_float64(self, function, stored):
+        def scaled(x, t):
+            return x * getattr(torch, function)(t.abs().double() + 1).float()
+
+        def divided(x, t):
+            return x * (448 / (t.abs().double() + 1)).float()
+
+        x, t = self.randn(16, 40), self.randn(40, dtype=stored)
+        for f in (scaled, divided):
+            self.assertEqual(len(kernels(self.check(f, x, t))), 2)
+            self.assertEqual(len(kernels(self.check(f, x, t, **{KNOB: False}))), 1)
+
+    def test_what_is_fast_in_float64(self):
+        def product(x, t):
+            return x * (t.double() * 3 + 1).float()
+
+        def quotient_in_float32(x, t):
+            return x * (448 / (t.abs().double() + 1).float())
+
+        x, t = self.randn(16, 40), self.randn(40)
+        for f in (product, quotient_in_float32):
+            self.assertEqual(len(kernels(self.check(f, x, t))), 1)
+
+    def test_the_scale_of_a_block_is_computed_with_its_maximum(self):
+        """As torchao scales weights for fp8: what copies them in another order loads it."""
+
+        def f(x):
+            blocks = x.view(4, 32, 8, 32).transpose(1, 2).flatten(2)
+            amax = blocks.abs().amax(2, keepdim=True).double().clamp(min=1e-12)
+            y = (blocks * (448 / amax).float()).view(4, 8, 32, 32).transpose(1, 2)
+            return y.reshape(x.shape).t().contiguous()
+
+        code = self.check(f, self.randn(128, 256))
+        self.assertIn("tl.float64", kernels(code)[0])
+        self.assertNotIn("tl.float64", kernels(code)[-1])
+
     @parametrize("function", ("exp", "sigmoid", "sqrt", "rsqrt", "relu"))
     def test_other_functions_where_they_are_read(self, function):
         def f(x, t):

@@ -4,23 +4,28 @@ Slow functions of a small tensor, computed once where it is broadcast.
 What is pointwise is computed where it is read, again for each element of a tensor that
 it is broadcast to. For most functions that is cheaper than to load it. But the cosines
 of rotary embeddings, [tokens, channels], are read for each batch and head, and a cosine
-with the power that its angle is made of takes a hundred instructions and more.
+with the power that its angle is made of takes a hundred instructions and more. So does
+the scale of a block of values where it is a quotient in float64.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
+from unittest import mock
 
 import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
+from .ops_handler import OpCounterCSE
 from .utils import is_gpu, sympy_product
 from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from .ir import TensorBox
+    import sympy
+
+    from .ir import Pointwise, TensorBox
 
 
 # Those that take 30 instructions or more on a GPU, many with branches.
@@ -31,6 +36,8 @@ SLOW_FUNCTIONS = OrderedSet(
         *("erfc", "erfinv", "lgamma", "pow"),
     ]
 )
+# Those that take as many in float64, by Newton's method.
+SLOW_IN_FLOAT64 = OrderedSet(["truediv", "div_rn", "reciprocal", "sqrt", "rsqrt"])
 # How often an element is used, at least: to store one takes as long as to load some.
 MIN_USES = 8
 # Elements of the tensor, at least: a thread computes one of fewer for all that it has.
@@ -65,11 +72,51 @@ def realize_slow_functions(x: TensorBox, uses: int) -> None:
         elements >= MIN_NUMEL
         and elements * uses >= MIN_COMPUTED
         and sizevars.statically_known_equals(sympy_product(x.get_size()), numel)
-        and any(
-            name in SLOW_FUNCTIONS for name in box.data.inner_fn_opcount().used_ops
-        )
+        and computes_slow_function(box.data)
     ):
         box.realize()
+
+
+def computes_slow_function(data: Pointwise) -> bool:
+    """Whether an element of ``data`` is computed by one of 30 instructions or more."""
+    from .ir import FlexibleLayout
+
+    counter = _SlowFunctions()
+    with (
+        V.set_ops_handler(counter),
+        mock.patch.object(FlexibleLayout, "allow_indexing", True),
+    ):
+        data.inner_fn(*data.inner_fn_args())
+    return counter.found
+
+
+class _SlowFunctions(OpCounterCSE):
+    """Sees a slow function among what it counts; ``float64`` names values of that type."""
+
+    def __init__(self) -> None:
+        super().__init__(V.MockHandler())
+        self.found = False
+        self.float64: OrderedSet[str] = OrderedSet()
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super()._default(name, args, kwargs)
+        if name in ("to_dtype", "constant"):
+            is_float64 = args[1] == torch.float64
+        else:
+            is_float64 = any(
+                isinstance(arg, str) and arg in self.float64 for arg in args
+            )
+        if is_float64:
+            self.float64.add(result)
+        if name in SLOW_FUNCTIONS or is_float64 and name in SLOW_IN_FLOAT64:
+            self.found = True
+        return result
+
+    def load(self, name: str, index: sympy.Expr) -> str:
+        result = super().load(name, index)
+        if V.graph.get_dtype(name) == torch.float64:
+            self.float64.add(result)
+        return result
 
 
 def sigmoidal(name: str, otherwise: str) -> str:
