@@ -6,7 +6,8 @@ prototype. All are its plain torch, which is there to be compiled; what it wrote
 is no case. `dim1` casts along the rows of x and returns its values transposed, as its linears'
 backward wants them.
 
-Its functions assert their dtypes and read bits, so there is no float64 reference: it is eager.
+Its functions assert their dtypes and read bits, so there is no float64 reference: it is eager,
+or eager with the operands of what is in front in float32.
 """
 
 import math
@@ -120,6 +121,10 @@ def fp8_both_silu(x, gate):
     return fp8_both(F.silu(x) * gate, rounded=False)
 
 
+def fp8_both_silu_in_float32(x, gate):
+    return fp8_both_silu(x.float(), gate.float())
+
+
 def _fp8_block(x):
     """Blocks of 1 x 128."""
     from torchao.prototype.blockwise_fp8_training import kernels
@@ -156,7 +161,7 @@ def _row_bytes(rows, columns, reads=1):
     return bytes_moved
 
 
-def _case(name, summary, fn, bytes_moved, make=matrix, shapes=SHAPES):
+def _case(name, summary, fn, bytes_moved, make=matrix, shapes=SHAPES, in_float32=None):
     return Case(
         f"torchao_{name}",
         summary,
@@ -167,6 +172,7 @@ def _case(name, summary, fn, bytes_moved, make=matrix, shapes=SHAPES):
         bytes_moved,
         library="torchao",
         reads_bits=True,
+        in_float32=in_float32,
     )
 
 
@@ -250,5 +256,6 @@ CASES = [
         _row_bytes(1, 1, 2),
         two,
         ROWS_COLUMNS,
+        fp8_both_silu_in_float32,
     ),
 ]

@@ -127,7 +127,7 @@ def test_every_case_runs_in_each_dtype_within_the_gate(name):
     for dtype in case.dtypes:
         inputs = case.inputs(shape, cases.DTYPES[dtype], torch.device("cpu"))
         eager = gate.tensors(case.fn(*inputs))
-        refs = eager if case.reads_bits else gate.reference(case.fn, inputs)
+        refs = gate.reference_of(case, inputs, eager)
         checks = gate.check_all(eager, refs, eager)
         # Eager's own error, without the allowance that it gives others.
         assert all(check.error < 2e-2 for check in checks), (dtype, checks)

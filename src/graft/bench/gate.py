@@ -124,6 +124,15 @@ def reference(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[torch.Tenso
         return tensors(fn(*tree_map(upcast, tuple(inputs))))
 
 
+def reference_of(
+    case: Any, inputs: Sequence[Any], eager: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """What the tensors of `case`'s function are held to, of which `eager` are those in eager."""
+    if not getattr(case, "reads_bits", False):  # a corpus's case says nothing of it
+        return reference(case.fn, inputs)
+    return eager if case.in_float32 is None else tensors(case.in_float32(*inputs))
+
+
 def tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of a nested result, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -289,8 +289,7 @@ class Worker:
     def _prepare_function(self, case: Any, shape: tuple[int, ...], dtype: str) -> Message:
         inputs = case.inputs(shape, DTYPES.get(dtype), self.device)
         eager = gate.tensors(case.fn(*inputs))
-        reads_bits = getattr(case, "reads_bits", False)  # a corpus's case says nothing of it
-        refs = eager if reads_bits else gate.reference(case.fn, inputs)
+        refs = gate.reference_of(case, inputs, eager)
 
         metrics.reset()
         torch.cuda.empty_cache()  # what the reference needed: who has the GPU next needs it too

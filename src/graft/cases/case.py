@@ -28,7 +28,8 @@ class Case:
 
     `library` is another package whose code `fn` calls, which need not be installed (`cases.find`
     imports it). `reads_bits` says that `fn` reads the bits of its tensors or refuses float64, so
-    that its reference is eager in the same dtype.
+    that its reference is eager in the same dtype, or `in_float32`, which computes the same with
+    what `fn` rounds on the way in float32.
 
     Of a training step: `whole_batch` says that its loss is no mean over the batch, so that its
     reference is the whole batch in float32; `dropout`, that its model drops at random.
@@ -46,6 +47,7 @@ class Case:
     dropout: bool = False
     library: str | None = None
     reads_bits: bool = False
+    in_float32: Callable[..., Any] | None = None
 
     @property
     def default_shape(self) -> Shape:
