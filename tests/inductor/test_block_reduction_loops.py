@@ -16,6 +16,7 @@ from torch._inductor.block_reduction_loops import (
     Strides,
     without_needless_modulo,
 )
+from torch._inductor.codegen import triton_block_reduction
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.graph import GraphLowering
@@ -139,6 +140,16 @@ class BlockReductionLoopsTest(BlockReductionTestBase):
     def test_blocks(self, f, block):
         x = randn(3 * block, 72, dtype=torch.bfloat16)
         self.check_tiled(lambda x: f(x, block), x, block)
+
+    @parametrize("innermost", (False, True))
+    @parametrize("f", (*FORMS, by_two_reductions, gated))
+    def test_where_warps_lie(self, f, innermost):
+        """Blocks are outermost in a load where Triton has warps along what is innermost."""
+        with mock.patch.object(
+            triton_block_reduction, "WARPS_ALONG_INNERMOST", innermost
+        ):
+            code = self.check_tiled(f, randn(7 * 32, 72, dtype=torch.bfloat16))
+        self.assertEqual("tl.permute(tl.load(" in code, innermost)
 
     @parametrize("f", (in_float32, by_a_power_of_two, by_two_reductions, normed, gated))
     def test_what_is_computed_of_blocks(self, f):

@@ -108,7 +108,7 @@ class _SlowFunctions(OpCounterCSE):
             )
         if is_float64:
             self.float64.add(result)
-        if name in SLOW_FUNCTIONS or is_float64 and name in SLOW_IN_FLOAT64:
+        if name in SLOW_FUNCTIONS or (is_float64 and name in SLOW_IN_FLOAT64):
             self.found = True
         return result
 

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from .scheduler import BaseSchedulerNode, Scheduler
 
 
-__all__ = ["optimization_hint", "place_as", "why_kept_apart"]
+__all__ = [
+    "WARPS_ALONG_INNERMOST",
+    "optimization_hint",
+    "place_as",
+    "why_kept_apart",
+]
+
+# Whether Triton, 3.6 here, has the warps of a load along the innermost of the dimensions
+# that it does not read along; otherwise along the outermost.
+WARPS_ALONG_INNERMOST = False
 
 
 def why_kept_apart(

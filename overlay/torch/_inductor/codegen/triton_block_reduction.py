@@ -12,6 +12,7 @@ from typing import Any, Optional, TYPE_CHECKING
 
 from ..block_reduction_order import YFirstTile
 from ..runtime import triton_heuristics
+from ..upstream_names import WARPS_ALONG_INNERMOST
 from ..vector_width import limit_alignment
 from ..virtualized import V
 from .triton import TritonKernel
@@ -20,6 +21,7 @@ from .triton import TritonKernel
 if TYPE_CHECKING:
     from ..block_reduction_tile import BlockReductionTile
     from .simd import IterationRangesRoot
+    from .triton import IndexingOptions
 
 
 class BlockReductionKernel(TritonKernel):
@@ -65,6 +67,29 @@ class BlockReductionKernel(TritonKernel):
                 tree.numel, self.max_block(tree.prefix)
             )
         )
+
+    def codegen_tile_load(
+        self, line: str, name: str, var: str, indexing: IndexingOptions
+    ) -> str:
+        """
+        ``line`` with warps along what continues the blocks. Where Triton has them along the
+        innermost dimension, which is the block, that is outermost while a tile is loaded.
+        """
+        tile = self.block_reduction_tile if self.inside_reduction else None
+        if not (
+            WARPS_ALONG_INNERMOST
+            and tile
+            and self.persistent_reduction
+            and name in tile.alignment
+            and "YBLOCK" in tile.blocks
+        ):
+            return line
+        index, mask = indexing.index_str, indexing.mask_str
+        hints = line.removeprefix(f"tl.load({var} + ({index}), {mask}")
+        if mask != "None":
+            mask = f"tl.permute({mask}, (2, 0, 1))"
+        load = f"tl.load({var} + (tl.permute({index}, (2, 0, 1))), {mask}{hints}"
+        return f"tl.permute({load}, (1, 2, 0))"
 
     def add_tile_meta(
         self, triton_meta: dict[str, Any], inductor_meta: dict[str, Any]
