@@ -28,13 +28,14 @@ from torch.utils._sympy.functions import FloorDiv
 
 from . import config
 from .dependencies import MemoryDep
+from .device_model import DeviceModel
 from .mix_order_accesses import accessed_numel
 from .persistent_reduction import (
     has_online_softmax,
     has_reduction,
     reads_across_rows,
 )
-from .runtime.hints import ReductionHint
+from .runtime.hints import DeviceProperties, ReductionHint
 from .vector_width import accesses, aligned_columns, VECTOR_BYTES
 from .virtualized import V
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from .codegen.simd import IterationRangesRoot
     from .codegen.simd_kernel_features import SIMDKernelFeatures
     from .codegen.triton import TritonKernel
-    from .device_model import DeviceModel
 
 
 # Rows, an SM, with which programs of four warps leave it half empty, and with which
@@ -317,6 +317,15 @@ def short_loop_config(
     ):
         return LoopConfig(16, 4)
     return None
+
+
+def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
+    """Of a looped inner reduction; None where the runtime decides."""
+    device = DeviceProperties.create(V.graph.get_current_device_or_throw())
+    if device.type != "cuda":
+        return None
+    decide = online_softmax_config if has_online_softmax(features) else short_loop_config
+    return decide(looped_rows(features), DeviceModel.of(device))
 
 
 def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:

@@ -107,3 +107,15 @@ def codegen_row_value(
         f"tl.where({in_next}, tl.load({pointer} + ({values[1]}), {first} + 1 < {rows}),"
         f" tl.load({pointer} + ({values[0]})))"
     )
+
+
+def codegen_load(
+    kernel: TritonKernel,
+    line: str,
+    name: str,
+    pointer: str,
+    indexing: IndexingOptions,
+) -> str:
+    """``line``, which loads ``name`` from ``pointer``, or what stands for it."""
+    line = codegen_row_value(kernel, pointer, indexing) or line
+    return kernel.codegen_tile_load(line, name, pointer, indexing)

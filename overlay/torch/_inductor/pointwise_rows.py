@@ -24,6 +24,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import config
 from .dependencies import MemoryDep
+from .device_model import DeviceModel
 from .looped_reduction import (
     adjacent_columns,
     FEW_ROWS,
@@ -34,6 +35,7 @@ from .looped_reduction import (
 )
 from .mix_order_accesses import accessed_numel
 from .persistent_reduction import FUNCTIONS
+from .runtime.hints import DeviceProperties
 from .vector_width import aligned_columns
 from .virtualized import V
 
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codegen.simd_kernel_features import SIMDKernelFeatures
-    from .device_model import DeviceModel
     from .scheduler import SchedulerNode
 
 
@@ -62,7 +63,7 @@ def is_worth_a_loop(rows: int, columns: int, device: DeviceModel) -> bool:
 
 
 def pointwise_row_loop(
-    nodes: Sequence[SchedulerNode], device: DeviceModel
+    nodes: Sequence[SchedulerNode],
 ) -> Optional[tuple[sympy.Expr, sympy.Expr]]:
     """
     The rows and the columns of a pointwise kernel of ``nodes`` that loops over rows; None
@@ -74,10 +75,14 @@ def pointwise_row_loop(
     """
     from .codegen.simd import SIMDKernel
 
+    where = nodes[0].get_device()
+    if where is None or where.type != "cuda":
+        return None
     if config.triton.force_cooperative_reductions or any(
         node.is_reduction() for node in nodes
     ):
         return None
+    device = DeviceModel.of(DeviceProperties.create(where))
     deps = [dep for node in nodes for dep in node.read_writes.reads_and_writes()]
     if not all(isinstance(dep, MemoryDep) and not dep.is_indirect() for dep in deps):
         return None

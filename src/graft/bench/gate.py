@@ -124,9 +124,7 @@ def reference(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[torch.Tenso
         return tensors(fn(*tree_map(upcast, tuple(inputs))))
 
 
-def reference_of(
-    case: Any, inputs: Sequence[Any], eager: list[torch.Tensor]
-) -> list[torch.Tensor]:
+def reference_of(case: Any, inputs: Sequence[Any], eager: list[torch.Tensor]) -> list[torch.Tensor]:
     """What the tensors of `case`'s function are held to, of which `eager` are those in eager."""
     if not getattr(case, "reads_bits", False):  # a corpus's case says nothing of it
         return reference(case.fn, inputs)

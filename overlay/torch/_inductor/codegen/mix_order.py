@@ -15,6 +15,7 @@ import sympy
 
 from torch.utils._ordered_set import OrderedSet
 
+from .. import ir
 from ..mix_order_accesses import load_as_stored
 from ..mix_order_plan import with_pressure
 from ..mix_order_reduction import (
@@ -31,6 +32,7 @@ from ..mix_order_row_loop import RowSplit, splits_rows
 from ..mix_order_square import orders_differ as orders_differ
 from ..runtime.coordinate_descent_tuner import CoordescTuner
 from ..runtime.hints import DeviceProperties
+from ..scheduler import SchedulerBuffer
 from ..virtualized import V
 from .simd_kernel_features import SIMDKernelFeatures
 
@@ -38,7 +40,8 @@ from .simd_kernel_features import SIMDKernelFeatures
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..scheduler import BaseSchedulerNode, SchedulerNode
+    from ..scheduler import BaseSchedulerNode, Scheduler, SchedulerNode
+    from .common import WorkspaceArg
     from .simd import SIMDScheduling
     from .triton_mix_order import MixOrderKernel
 
@@ -93,6 +96,14 @@ class FinalReductionFeatures(SIMDKernelFeatures):
         self.kernel_kwargs = final_reduction_kwargs(partials, columns, reductions)
 
 
+def add_workspace(scheduler: Scheduler, arg: WorkspaceArg) -> ir.Buffer:
+    """Make the workspace of one kernel readable by another, which runs next."""
+    workspace = ir.Buffer(name=arg.get_name(), layout=arg.get_layout())
+    V.graph.name_to_buffer[arg.get_name()] = workspace
+    scheduler.name_to_buf[arg.get_name()] = SchedulerBuffer(scheduler, workspace, None)
+    return workspace
+
+
 class FinalReductions:
     """The reductions over the rows of a mix-order kernel, and what is left of them after it."""
 
@@ -127,7 +138,8 @@ class FinalReductions:
 
         # One kernel reduces all partial accumulators, with the part of the epilogue
         # that follows at once. It reads the workspace as it would any buffer.
-        (workspace,) = map(scheduler.add_workspace, kernel.args.workspace_args)
+        (arg,) = kernel.args.workspace_args
+        workspace = add_workspace(scheduler, arg)
         nodes = []
         for i, partial in enumerate(kernel.saved_partial_accumulate):
             node, final = self.finals[partial.buffer_name]

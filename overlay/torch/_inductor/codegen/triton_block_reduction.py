@@ -85,7 +85,9 @@ class BlockReductionKernel(TritonKernel):
         ):
             return line
         index, mask = indexing.index_str, indexing.mask_str
-        hints = line.removeprefix(f"tl.load({var} + ({index}), {mask}")
+        begin = f"tl.load({var} + ({index}), {mask}"
+        assert line.startswith(begin), line
+        hints = line[len(begin) :]
         if mask != "None":
             mask = f"tl.permute({mask}, (2, 0, 1))"
         load = f"tl.load({var} + (tl.permute({index}, (2, 0, 1))), {mask}{hints}"
