@@ -1151,6 +1151,13 @@ class LogsumexpTest(TestCase):
         self.assertIn(SHARED, code)
         self.assertEqual(actual, f(x, *rows))
 
+    @parametrize("dim", (0, -1))
+    @parametrize("f", (torch.softmax, torch.log_softmax), name_fn=lambda f: f.__name__)
+    def test_softmax_of_a_scalar(self, f, dim):
+        x = torch.randn((), device=GPU_TYPE)
+        actual, _ = self.compiled(lambda x: f(x, dim), x)
+        self.assertEqual(actual, f(x, dim))
+
     def test_as_ever(self):
         x = torch.randn(4, 25, 100, device=GPU_TYPE)
         for f in (

@@ -63,7 +63,7 @@ def merge_online_softmaxes(graph: Graph) -> None:
         of = x
         if x.target is torch.ops.prims.convert_element_type.default:
             of = x.args[0]
-        key = (of, value.dtype, dim % value.ndim)
+        key = (of, value.dtype, dim % max(value.ndim, 1))
         if key in first:
             node.replace_all_uses_with(first[key])
             graph.erase_node(node)
