@@ -109,6 +109,25 @@ def amend(project: Project, **texts: str) -> None:
     project.refresh()
 
 
+def test_a_new_module_may_import_what_the_patch_adds_to_another(project: Project) -> None:
+    """Without its hunks in the release, that is there, and its tests fail for the hunks alone."""
+    amend(
+        project,
+        _inductor__cap=CAP + "\n\nMOST = 20\n",
+        _inductor__most="from .cap import MOST\n\n\ndef most(x):\n    return min(x, MOST)\n",
+        _inductor__scheduler="from . import cap, most\n"
+        + HOOKED.replace("pass", "return most.most(x + x)"),
+        inductor__test_third="from torch._inductor import most, scheduler\n\n"
+        "def test_module():\n    assert most.most(99) == 20\n\n"
+        "def test_fires():\n    assert scheduler.fuse(99) == 20\n",
+    )
+    (verdict,) = judge(project, "third.patch", complete=False)
+    assert verdict.ok, verdict.problems
+    assert verdict.without is not None
+    outcomes = {name.split("::")[-1]: r.outcome for name, r in verdict.without.results.items()}
+    assert outcomes == {"test_module": "passed", "test_fires": "failed"}
+
+
 @pytest.mark.parametrize(
     ("texts", "problem"),
     [

@@ -3,7 +3,8 @@
 With the whole patch, its tests and those of every earlier patch pass. With its new files kept, and
 the hunks that name its knobs or a device's numbers, and its other hunks dropped, its tests give at
 least one assertion failure, and no import or attribute error: they test what the hunks do, and fail
-for that reason alone.
+for that reason alone. Where it has hunks in files of the release, those alone are dropped: its new
+modules may import what it adds to those of the stack.
 
 A patch's own tests are those that it adds, or changes (`own_tests`).
 
@@ -126,15 +127,18 @@ def _diff(text: str) -> list[str]:
     ]
 
 
-def without_hunks(patch: Patch) -> Patch | None:
-    """The patch with the names of its knobs, new files and tests alone; None if that is nothing."""
+def without_hunks(patch: Patch, released: Collection[str]) -> Patch | None:
+    """The patch with the names of its knobs, new files and tests alone, and, if it has hunks in
+    the `released` files, with what it adds to the stack's; None if that is nothing."""
     head, parts = commits.sections(patch.text.decode("utf-8", "surrogateescape"))
     new = {change.path for change in patch.files if change.is_new}
-    kept = [
-        part
-        for path, part in parts
-        if path in new or not path.startswith("torch/") or PurePosixPath(path).name in _KNOBS
-    ]
+    hunks = {
+        path
+        for path, _ in parts
+        if path not in new and path.startswith("torch/") and PurePosixPath(path).name not in _KNOBS
+    }
+    dropped = hunks & set(released) or hunks
+    kept = [part for path, part in parts if path not in dropped]
     return replace(patch, text=commits.encode(head + "".join(kept))) if kept else None
 
 
@@ -247,7 +251,7 @@ def _judge(bench: _Bench, complete: bool) -> Verdict:
     if patch.status.landed and not any(change.in_tree for change in patch.files):
         return Verdict(patch.name, on_whole, None, ())  # the release has it: its tests are left
     bench.say(f"{patch.name}: without its hunks, its own tests")
-    without = bench.build("without", (*before, without_hunks(patch)))
+    without = bench.build("without", (*before, without_hunks(patch, bench.stack.pin.files)))
     on_without = bench.run("without", without, top, own)
     return Verdict(patch.name, on_whole, on_without, tuple(_unproven(on_whole, on_without)))
 
