@@ -122,8 +122,10 @@ def test_cases_are_spread(lab: LabProcess) -> None:
     assert len(set(two)) == len(two)
     assert set(two) <= set(every)
     assert len(every) > 10_000
-    count = {name: sum(c.startswith(f"{name}-float32-") for c in two) for name in ("sum", "trace")}
-    assert count == {"sum": 6, "trace": 3}  # trace has one sample
+    names = ("sum", "trace", "log_softmax")
+    count = {name: sum(c.startswith(f"{name}-float32-") for c in two) for name in names}
+    assert count == {"sum": 6, "trace": 3, "log_softmax": 7}  # trace has one sample
+    assert "log_softmax-float32-6-alone" in two  # of a scalar
     start = {Case.parse(case).operator for case in two[: len(two) // 2 + 100]}
     assert start == {Case.parse(case).operator for case in two}
     assert "nn.functional.pdist" not in {

@@ -93,21 +93,24 @@ def operators() -> dict[str, Any]:
 def cases(samples: int, forms: Sequence[str] = FORMS) -> list[Case]:
     """At most `samples` of each operator and dtype (0: all), spread over those that there are.
 
-    In such an order that any part of the list from its start is of all operators alike.
+    Alone, a scalar is one more, where there is one: what takes a dimension of it has none. In such
+    an order that any part of the list from its start is of all operators alike.
     """
     found: list[tuple[int, Case]] = []
     for name, op in operators().items():
         for dtype in DTYPES:
-            dims = [_dim(sample.input) for sample in _samples(op, dtype)]
+            inputs = [sample.input for sample in _samples(op, dtype)]
+            dims = [_dim(each) for each in inputs]
+            scalars = [at for at, each in enumerate(inputs) if getattr(each, "shape", None) == ()]
             for form in forms:
                 fit = [at for at, dim in enumerate(dims) if form == "alone" or dim > 1]
                 if form == "large" and name in _NOT_LARGE:
                     fit = []
                 wanted = min(samples or len(fit), len(fit))
-                found += [
-                    (turn, Case(name, dtype, fit[turn * len(fit) // wanted], form))
-                    for turn in range(wanted)
-                ]
+                taken = [fit[turn * len(fit) // wanted] for turn in range(wanted)]
+                if form == "alone" and scalars and not set(scalars) & set(taken):
+                    taken.append(scalars[0])
+                found += [(turn, Case(name, dtype, at, form)) for turn, at in enumerate(taken)]
     return [case for _, case in sorted(found, key=lambda each: each[0])]
 
 
