@@ -3,8 +3,8 @@
 With the whole patch, its tests and those of every earlier patch pass. With its new files kept, and
 the hunks that name its knobs or a device's numbers, and its other hunks dropped, its tests give at
 least one assertion failure, and no import or attribute error: they test what the hunks do, and fail
-for that reason alone. Where it has hunks in files of the release, those alone are dropped: its new
-modules may import what it adds to those of the stack.
+for that reason alone. What it adds to modules of the stack is dropped with its hunks in the
+release, or, where its new modules import that, kept.
 
 A patch's own tests are those that it adds, or changes (`own_tests`).
 
@@ -127,9 +127,9 @@ def _diff(text: str) -> list[str]:
     ]
 
 
-def without_hunks(patch: Patch, released: Collection[str]) -> Patch | None:
+def without_hunks(patch: Patch, released: Collection[str]) -> list[Patch | None]:
     """The patch with the names of its knobs, new files and tests alone, and, if it has hunks in
-    the `released` files, with what it adds to the stack's; None if that is nothing."""
+    the `released` files and in others, with those in others too; None for nothing."""
     head, parts = commits.sections(patch.text.decode("utf-8", "surrogateescape"))
     new = {change.path for change in patch.files if change.is_new}
     hunks = {
@@ -137,9 +137,12 @@ def without_hunks(patch: Patch, released: Collection[str]) -> Patch | None:
         for path, _ in parts
         if path not in new and path.startswith("torch/") and PurePosixPath(path).name not in _KNOBS
     }
-    dropped = hunks & set(released) or hunks
-    kept = [part for path, part in parts if path not in dropped]
-    return replace(patch, text=commits.encode(head + "".join(kept))) if kept else None
+    found: list[Patch | None] = []
+    for dropped in dict.fromkeys((frozenset(hunks), frozenset(hunks & set(released) or hunks))):
+        kept = [part for path, part in parts if path not in dropped]
+        text = commits.encode(head + "".join(kept))
+        found.append(replace(patch, text=text) if kept else None)
+    return found
 
 
 def _released(base: Base, stack: Stack) -> dict[str, bytes]:
@@ -251,9 +254,27 @@ def _judge(bench: _Bench, complete: bool) -> Verdict:
     if patch.status.landed and not any(change.in_tree for change in patch.files):
         return Verdict(patch.name, on_whole, None, ())  # the release has it: its tests are left
     bench.say(f"{patch.name}: without its hunks, its own tests")
-    without = bench.build("without", (*before, without_hunks(patch, bench.stack.pin.files)))
-    on_without = bench.run("without", without, top, own)
-    return Verdict(patch.name, on_whole, on_without, tuple(_unproven(on_whole, on_without)))
+    *others, last = without_hunks(patch, bench.stack.pin.files)
+    for number, less in enumerate(others):
+        with contextlib.suppress(GraftError):  # its new modules do not import: the last is asked
+            verdict = _without(bench, f"without-{number}", (*before, less), top, own, on_whole)
+            if verdict.ok:
+                return verdict
+    return _without(bench, "without", (*before, last), top, own, on_whole)
+
+
+def _without(
+    bench: _Bench,
+    name: str,
+    patches: Iterable[Patch | None],
+    top: Path,
+    own: Sequence[str],
+    on_whole: Run,
+) -> Verdict:
+    """What comes of `own` tests on `patches`, which lack hunks of the last."""
+    on_without = bench.run(name, bench.build(name, patches), top, own)
+    problems = _unproven(on_whole, on_without)
+    return Verdict(bench.patch.name, on_whole, on_without, tuple(problems))
 
 
 def _failures(whole: Run) -> list[str]:
