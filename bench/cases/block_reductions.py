@@ -10,6 +10,7 @@ import math
 import torch
 
 from graft.cases import Case
+from graft.cases.scaled import matrix
 
 SHAPES = {
     "default": [(8192, 8192)],
@@ -56,10 +57,6 @@ def _along(operation, block, dim):
     return along
 
 
-def _tensor(shape, dtype, device):
-    return (torch.randn(shape, dtype=dtype, device=device),)
-
-
 def _bytes(operation, block, shape, dtype):
     elements = math.prod(shape)
     size = dtype.itemsize
@@ -77,7 +74,7 @@ def _case(operation, block, dim, name="", shapes=SHAPES):
         name or f"block_{operation}_{block}_dim{dim}",
         f"{operation} of blocks of {block}, along the {('contiguous', 'other')[dim]} dimension",
         _along(operation, block, dim),
-        _tensor,
+        matrix,
         shapes,
         ("bf16", "fp32"),
         functools.partial(_bytes, operation, block),

@@ -1,15 +1,15 @@
 """Scaling of [M, N] to e4m3 by the largest value of each block of two dimensions.
 
-The forms are those in which people write the blocks; the values are the same. `few` has as many
-blocks of 128 x 128 as a GPU of 132 SMs has SMs, and nearly so.
+The forms are those in which people write the blocks; the values are the same. `few` has one to four
+blocks of 128 x 128 for each SM of a GPU of 132, or nearly one.
 """
 
 import functools
-import math
 
 import torch
 
 from graft.cases import Case
+from graft.cases.scaled import block_bytes, matrix
 
 FP8 = torch.float8_e4m3fn
 SHAPES = {
@@ -49,24 +49,15 @@ def permuted(x, m, n):
 FORMS = {"viewed": viewed, "unflattened": unflattened, "permuted": permuted}
 
 
-def _tensor(shape, dtype, device):
-    return (torch.randn(shape, dtype=dtype, device=device),)
-
-
-def _bytes(m, n, shape, dtype):
-    elements = math.prod(shape)
-    return elements * (dtype.itemsize + FP8.itemsize) + 4 * elements // (m * n)
-
-
 CASES = [
     Case(
         f"block_tile_{m}x{n}_{name}",
         f"e4m3 in blocks of {m} x {n}, {name}",
         functools.partial(form, m=m, n=n),
-        _tensor,
+        matrix,
         SHAPES,
         ("bf16", "fp32"),
-        functools.partial(_bytes, m, n),
+        block_bytes(1, FP8.itemsize, 4, m * n),
     )
     for m, n in BLOCKS
     for name, form in FORMS.items()
