@@ -16,18 +16,18 @@ from torch._inductor import (
     block_reduction_order,
     metrics,
     repeated_tensor,
+    row_values,
     tiling_utils,
 )
 from torch._inductor.block_reduction_order import follow_writes, YFirstTile
 from torch._inductor.block_reduction_tile import Access, BlockReductionTile, choose_tile
-from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen import simd
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_heuristics import GridExpr, persistent_reduction
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.tiling_utils import extract_normalized_read_writes
 from torch._inductor.utils import run_and_get_code
-from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -786,20 +786,19 @@ def grouped_heads_first(x, value):
     return (y.repeat_interleave(2, 1),)
 
 
-class TileRowValues(InductorChoices):
-    """Gives a pointwise tile a dimension for the sake of values of rows as well.
+def coalesced_variables(analysis):
+    return analysis.norm_read_writes.index_vars & analysis.coalesced_by_var.keys()
+
+
+def tiling_row_values(tile=True):
+    """
+    Give a pointwise tile a dimension for the sake of values of rows as well.
 
     From 2.15 on the analysis itself has none for what one dimension has coalesced, whatever
     the row's length.
     """
-
-    @staticmethod
-    def tiling_variables(analysis):
-        return analysis.norm_read_writes.index_vars & analysis.coalesced_by_var.keys()
-
-
-def tiling_row_values(tile=True):
-    return V.set_choices_handler(TileRowValues() if tile else InductorChoices())
+    variables = coalesced_variables if tile else row_values.tiling_variables
+    return mock.patch.object(simd, "tiling_variables", variables)
 
 
 # repeats are copied by kernels of their own
