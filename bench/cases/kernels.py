@@ -6,6 +6,9 @@ cross_entropy_ls_zloss, dynamic_quant, grpo and fused_linear_jsd. Nothing in thi
 tuned on the second group. A name that ends in `_grad` is the backward of the name before it.
 """
 
+import random
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -14,9 +17,44 @@ from graft.cases import Case
 
 EPS = 1e-5
 
-HIDDEN = {
-    "default": [(8192, 4096)],
-    "suite": [
+# Elements of a tensor whose shape is drawn, and its rows, if they are few or many.
+DRAWN_ELEMENTS, FEW_ROWS, MANY_ROWS = (2**21, 2**27), (32, 1024), (2**15, 2**18)
+
+
+class Shapes(NamedTuple):
+    """Those of kernels that are alike.
+
+    default, suite: chosen as models have them
+    columns: the least and the most that are drawn, log-uniform
+    drawn: of each shape that is drawn, whether its rows are `few` or `many` or its columns `odd`
+    """
+
+    default: list[tuple[int, int]]
+    suite: list[tuple[int, int]]
+    columns: tuple[int, int]
+    drawn: tuple[str, ...]
+
+    def of(self, name):
+        """Of the kernel `name`, with `drawn` ones that nobody chose: its name is their seed."""
+        source = random.Random(f"drawn for {name}")
+        drawn = [self._draw(source, kind) for kind in self.drawn]
+        return {"default": self.default, "suite": self.suite, "drawn": drawn}
+
+    def _draw(self, source, kind):
+        def size(low, high):
+            return round(low * (high / low) ** source.random())
+
+        columns = size(*self.columns)
+        low, high = {"few": FEW_ROWS, "many": MANY_ROWS}.get(kind, (FEW_ROWS[0], MANY_ROWS[1]))
+        least, most = (max(1, elements // columns) for elements in DRAWN_ELEMENTS)
+        high = min(high, most)
+        low = min(high, max(low, least))
+        return size(low, high), columns | 1 if kind == "odd" else columns
+
+
+HIDDEN = Shapes(
+    default=[(8192, 4096)],
+    suite=[
         (2048, 1024),
         (2048, 8192),
         (4096, 5120),
@@ -26,19 +64,25 @@ HIDDEN = {
         (32768, 1536),
         (4096, 16384),
     ],
-}
-VOCABULARY = {
-    "default": [(4096, 32000)],
-    "suite": [(1024, 128256), (2048, 50257), (4096, 32000), (8192, 32000), (4096, 65536)],
-}
-LONG = {
-    "default": [(8, 1048576)],
-    "suite": [(1, 4194304), (4, 131072), (8, 1048576), (32, 262144), (128, 131072)],
-}
-WELFORD = {
-    "default": [(65536, 1024)],
-    "suite": [(262144, 1024), (262144, 1536), (65536, 2048), (65536, 1000)],
-}
+    columns=(100, 16384),
+    drawn=("odd", "few", "many", "any"),
+)
+WELFORD = HIDDEN._replace(
+    default=[(65536, 1024)],
+    suite=[(262144, 1024), (262144, 1536), (65536, 2048), (65536, 1000)],
+)
+VOCABULARY = Shapes(
+    default=[(4096, 32000)],
+    suite=[(1024, 128256), (2048, 50257), (4096, 32000), (8192, 32000), (4096, 65536)],
+    columns=(20000, 260000),
+    drawn=("odd", "few", "many"),
+)
+LONG = Shapes(
+    default=[(8, 1048576)],
+    suite=[(1, 4194304), (4, 131072), (8, 1048576), (32, 262144), (128, 131072)],
+    columns=(50000, 2000000),
+    drawn=("odd", "few"),
+)
 
 
 def rms_norm(x, weight):
@@ -207,14 +251,14 @@ def _with_gradients(inputs, *kinds):
 
 def _pair(name, summary, fn, inputs, shapes, kinds=(), wrt=(), dtypes=("bf16", "fp16", "fp32")):
     """The case of a forward and, where `kinds` names its outputs' gradients, of its backward."""
-    yield Case(name, summary, fn, inputs, shapes, dtypes)
+    yield Case(name, summary, fn, inputs, shapes.of(name), dtypes)
     if kinds:
         yield Case(
             f"{name}_grad",
             f"backward of {name}, as autograd makes it",
             Backward(fn, wrt, len(kinds)),
             _with_gradients(inputs, *kinds),
-            shapes,
+            shapes.of(name),
             dtypes,
         )
 
