@@ -88,14 +88,31 @@ def added_norm(x, y):
     return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1)
 
 
+# Rows that begin anywhere, and the warps that hold one, or None where it is looped.
+UNALIGNED = (
+    (rms_norm, 1237, 2),
+    (rms_norm, 3001, 4),
+    (softmax_of_floats, 5003, 8),
+    (rms_norm, 5060, 8),
+    (added_norm, 3001, 4),
+    (added_norm, 5003, 8),
+    (centered_norm, 3001, 2),
+    (centered_norm, 5003, 4),
+    (centered_norm, 10964, 8),
+    (softmax_of_floats, 12271, 8),
+    (rms_norm, 10964, None),
+    (rms_norm, 12501, None),
+    (centered_norm, 12271, None),
+    (softmax_of_floats, 15993, None),
+)
 WIDE = (
     (gated_norm, 8192),
     (gated_norm, 5120),
-    (centered_norm, 5003),
+    (centered_norm, 5000),
     (centered_norm, 8192),
     (added_norm, 8190),
     (softmax_of_floats, 16384),
-    (softmax_of_floats, 12300),
+    (softmax_of_floats, 12296),
 )
 
 
@@ -161,9 +178,32 @@ class LongRowsTest(TestCase):
         self.assertIn(f"'num_warps': {8 if columns <= 8192 else 16}", code)
         self.check(f, (3, columns), REDUCTION, *args, **STOCK)
 
+    @parametrize("f, columns, warps", UNALIGNED)
+    def test_unaligned_rows(self, f, columns, warps):
+        args = f.__code__.co_argcount, torch.bfloat16
+        code = self.check(f, (3, columns), PERSISTENT if warps else REDUCTION, *args)
+        if warps:
+            self.assertIn(f"'num_warps': {warps}", code)
+        self.check(f, (3, columns), REDUCTION, *args, **STOCK)
+
+    def test_unaligned_rows_of_other_types(self):
+        for dtype in (torch.float16, torch.float32):
+            self.check(rms_norm, (3, 1237), PERSISTENT, dtype=dtype)
+        # 16 bytes are four of these
+        self.check(rms_norm, (3, 5060), REDUCTION, dtype=torch.float32)
+
+    def test_padded_rows_are_not_unaligned(self):
+        """A loop loads the whole blocks of such rows as vectors."""
+
+        def part(x):
+            return rms_norm(x[:, :5001])
+
+        self.check(part, (3, 5008), REDUCTION, dtype=torch.bfloat16)
+        self.check(part, (3, 5007), PERSISTENT, dtype=torch.bfloat16)
+
     def test_wide_programs_in_float32(self):
         for f in (gated_norm, centered_norm, added_norm):
-            code = self.check(f, (3, 8190), PERSISTENT, 2)
+            code = self.check(f, (3, 8188), PERSISTENT, 2)
             self.assertIn("'num_warps': 8", code)
 
     def test_wide_rows_of_arithmetic(self):
@@ -507,6 +547,34 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(why(2500, online_softmax=True))
         self.assertIn("padded", why(5000, online_softmax=True))
         self.assertIn("padded", why(9000, functions=True, welford=True, loads=3))
+
+    def test_unaligned(self):
+        """What is live at a reduction, and a register for each load, of the row alone."""
+        fields = {field.name for field in dataclasses.fields(Loops)}
+        self.assertIn("vector_bytes", fields)
+
+        def warps(rnumel, vector=1, online_softmax=False, **again):
+            again = Again(**{"tiles": 1, "loads": 1, **again})
+            row = Loops(rnumel, 1, 2, online_softmax, again=again)
+            row = dataclasses.replace(row, vector=vector, vector_bytes=2 * vector)
+            looped = why_looped(row, 16384)
+            return None if looped else persistent_reduction.num_warps(row)
+
+        self.assertEqual([warps(n) for n in (1237, 3001, 5003, 8191)], [2, 4, 8, 8])
+        self.assertEqual([warps(n, welford=True) for n in (1237, 3001, 5003)], [2, 2, 4])
+        self.assertEqual([warps(n, tiles=3) for n in (1237, 3001, 4999)], [2, 4, 8])
+        self.assertEqual(warps(3001, loads=2, welford=True), 4)
+        # a loop that loads again is better, but where it computes again as well
+        self.assertIsNone(warps(12271))
+        self.assertIsNone(warps(12271, welford=True))
+        self.assertEqual(warps(10964, 4, welford=True), 8)
+        self.assertEqual(warps(12271, online_softmax=True), 8)
+        # 128 registers: 50 columns and their loads, or 66 and half as many
+        self.assertEqual(warps(12800, online_softmax=True), 8)
+        self.assertIsNone(warps(12801, online_softmax=True))
+        self.assertEqual(warps(16382, 2, online_softmax=True), 8)
+        # with whole vectors
+        self.assertIsNone(warps(5000, 8))
 
     def test_what_loops_do_again(self):
         """By the operations: y = f(x), y * g(sum(y)) computes f twice, and g once."""
@@ -1036,9 +1104,12 @@ class PeeledLoopsTest(TestCase):
         self.assertEqual(vector_columns(code), 8)
 
     def test_rows_that_begin_anywhere(self):
-        """They have one column at a time anyway; a softmax has less to compare."""
+        """
+        They have one column at a time anyway. What is loaded again and a softmax have less
+        to compare.
+        """
         x = torch.randn(5, COLUMNS, device=GPU_TYPE, dtype=torch.bfloat16)
-        for f, peeled in ((row_sum, False), (layer_norm, False), (softmax, True)):
+        for f, peeled in ((row_sum, False), (layer_norm, True), (softmax, True)):
             _, code = self.compile(f, x)
             self.assertEqual("R0_WHOLE" in code, peeled)
 
@@ -1290,7 +1361,7 @@ class ShortLoopsTest(TestCase):
         return code
 
     @parametrize("f", (row_sum, half_rms_norm, centered))
-    @parametrize("columns", (1100, 2501))
+    @parametrize("columns", (1104, 2504))
     @parametrize("dtype", (torch.bfloat16, torch.float16))
     def test_half_types(self, dtype, columns, f):
         self.assertIn(FOUR_WARPS, self.check(f, 3, columns, dtype=dtype))
@@ -1345,7 +1416,7 @@ class ShortLoopsTest(TestCase):
         """Whose rows begin at words."""
 
         def f(x):
-            return torch.where(x > x.mean(-1, keepdim=True), 1, 0).to(torch.int8)
+            return (x > 0).to(torch.int8), x.float().sum(-1)
 
         for columns, expected in ((1100, True), (1101, False)):
             x = torch.randint(-9, 10, (3, columns), device=GPU_TYPE).bfloat16()

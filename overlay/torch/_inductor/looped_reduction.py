@@ -33,10 +33,12 @@ from .mix_order_accesses import accessed_numel
 from .persistent_reduction import (
     has_online_softmax,
     has_reduction,
+    largest_divisor,
     reads_across_rows,
+    vector_columns,
 )
 from .runtime.hints import DeviceProperties, ReductionHint
-from .vector_width import accesses, aligned_columns, VECTOR_BYTES
+from .vector_width import VECTOR_BYTES
 from .virtualized import V
 
 
@@ -125,36 +127,6 @@ class SharedMaxima:
         return f"[{rows}, {block} // {columns} if {block} > {columns} else 1]"
 
 
-def largest_divisor(columns: sympy.Expr, vector: int) -> int:
-    """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
-    is_multiple = V.graph.sizevars.statically_known_multiple_of
-    while vector > 1 and not is_multiple(columns, vector):
-        vector //= 2
-    return vector
-
-
-def adjacent_columns(dep: MemoryDep, columns: sympy.Expr) -> int:
-    """Those that a thread can load at once of rows of ``columns`` where no mask is."""
-    vector = aligned_columns(dep)
-    innermost = [var for var in dep.ranges if dep.index.coeff(var) == 1]
-    if innermost and V.graph.sizevars.statically_known_equals(
-        dep.ranges[innermost[0]], columns
-    ):
-        return vector
-    # One loop over rows and columns: a row begins anywhere where the next one does.
-    return largest_divisor(columns, vector)
-
-
-def vector_columns(features: SIMDKernelFeatures) -> int:
-    """Columns that a thread has at once of any tensor: of all, as of the widest; 0 of none."""
-    columns = features.reduction_numel
-    whole = accesses(features, features.numel * columns)
-    return max(
-        (adjacent_columns(dep, columns) for deps in whole.values() for dep in deps),
-        default=0,
-    )
-
-
 def decides_warps(kernel: TritonKernel) -> bool:
     """Whether ``kernel`` is a loop over rows whose warps are not for others to decide."""
     features = kernel.features
@@ -193,16 +165,19 @@ def peels_last_block(kernel: TritonKernel) -> bool:
 
 def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
     """
-    Of a loop over rows. Where each column is loaded by itself with or without a mask, only
-    an online softmax gains.
+    Of a loop over rows. Where each column is loaded by itself with or without a mask, an
+    online softmax gains, and loops that load their rows again: both are bound by their
+    instructions.
 
     A Welford loop does where a mask would take its vectors apart. Else it loses: without a
     mask its weights depend on nothing that is loaded, so Triton gives them a layout of
     their own, and converts them for what is left of the row.
     """
+    columns, vector = features.reduction_numel, vector_columns(features)
     if has_online_softmax(features):
         return True
-    columns, vector = features.reduction_numel, vector_columns(features)
+    if vector == 1:
+        return len(features.memory_stats().looped.memory.loop) > 1
     return vector > 1 and (
         largest_divisor(columns, vector) < vector
         or not has_reduction(features, "welford_reduce", "welford_combine")

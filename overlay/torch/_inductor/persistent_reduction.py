@@ -29,6 +29,7 @@ from .mix_order_trace import Op, Trace, Width
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
+from .vector_width import accesses, aligned_columns, VECTOR_BYTES
 from .virtualized import V
 
 
@@ -48,6 +49,8 @@ COLUMNS_PER_THREAD = 32
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
 TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
+# Warps of an unaligned row, at least.
+UNALIGNED_WARPS = 2
 # Warps that an SM holds at least, whatever a thread of them takes.
 RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
@@ -95,12 +98,14 @@ class Again:
         two sums
     live: registers of a thread of a persistent kernel of ``WIDE_WARPS``, of what it holds
         where its warps wait for a reduction
+    tiles: of rows and columns among that, of 32 bits
     """
 
     functions: bool = False
     loads: int = 0
     welford: bool = False
     live: float = 0
+    tiles: float = 0
 
     @classmethod
     def of(cls, features: SIMDKernelFeatures) -> Again:
@@ -120,11 +125,15 @@ class Again:
             again |= seen & each
             seen |= each
         names = [ops[i].name for i in again if ops[i].width == Width.TILE]
+        # without what every row reads, which can be loaded after a reduction
+        of_row = dataclasses.replace(launch, hoist=True)
+        per_thread = next_power_of_2(columns) / (WIDE_WARPS * THREADS_PER_WARP)
         return cls(
             any(name in FUNCTIONS for name in names),
             names.count("load"),
             has_reduction(features, "welford_reduce", "welford_combine"),
             Demand.of(ops, columns, launch).tiles,
+            Demand.of(ops, columns, of_row).tiles / per_thread,
         )
 
 
@@ -165,6 +174,8 @@ class Loops:
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
+    vector: adjacent columns that a thread accesses at once where they are masked
+    vector_bytes: that it accesses at once where they are not
     registers_per_sm: of the device
     """
 
@@ -175,6 +186,8 @@ class Loops:
     plain: bool = False
     across: bool = False
     again: Again = Again()
+    vector: int = 1
+    vector_bytes: int = VECTOR_BYTES
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -187,6 +200,11 @@ class Loops:
         return next_power_of_2(self.rnumel)
 
     @property
+    def unaligned(self) -> bool:
+        """Whether rows begin within a vector, of kernels whose operations are known."""
+        return self.vector_bytes < VECTOR_BYTES and self.again.tiles > 0
+
+    @property
     def computes_again(self) -> bool:
         """Whether its loops compute more than arithmetic twice, which takes them longer
         than their bytes do."""
@@ -194,7 +212,17 @@ class Loops:
 
     @property
     def pays_for_padding(self) -> bool:
-        """Whether a block of up to twice the row is better than its loops."""
+        """
+        Whether a block of up to twice the row is better than its loops. Of an unaligned row
+        a thread accesses few columns at once, or one: to load it again is as many
+        instructions again, and a thread's accesses that are beyond it are left out.
+        """
+        if self.unaligned:
+            return (
+                self.padded <= WIDE_COLUMNS
+                or self.computes_again
+                or (self.again.welford and self.vector > 1)
+            )
         if self.online_softmax:
             return self.rnumel <= SHORT_COLUMNS
         if self.padded > WIDE_COLUMNS:
@@ -226,6 +254,27 @@ class Loops:
     def takes(self, columns: int) -> int:
         """Registers of a thread that has ``columns`` of rows."""
         return (self.streams + COMPUTED_TILES) * columns + OTHER_REGISTERS
+
+    def is_held_by(self, num_warps: int) -> bool:
+        """
+        Whether so many warps hold the row at once, by what it loads; an unaligned row, by
+        what it loads again or what is live at its reductions, beside a register for each
+        load. A thread has more of its columns where more warps would wait longer: in a
+        norm with two reductions that depend on each other, and beyond eight warps.
+        """
+        threads = num_warps * THREADS_PER_WARP
+        columns, most = ceildiv(self.padded, threads), COLUMNS_PER_THREAD
+        takes = self.takes(columns)
+        if self.unaligned:
+            tiles = max(self.again.tiles, self.again.loads) + 1 / self.vector
+            takes = tiles * ceildiv(self.rnumel, threads) + OTHER_REGISTERS
+            if self.again.welford or num_warps == NUM_WARPS[-1]:
+                most *= 2
+        return (
+            num_warps >= (UNALIGNED_WARPS if self.unaligned else 1)
+            and columns <= most
+            and takes <= self.registers(RESIDENT_WARPS)
+        )
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
@@ -276,8 +325,53 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         ),
         # which nothing asks of a shorter row
         again=Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again(),
+        vector=max(1, largest_divisor(features.reduction_numel, vector_columns(features))),
+        vector_bytes=vector_bytes(features),
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
+    )
+
+
+def largest_divisor(columns: sympy.Expr, vector: int) -> int:
+    """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
+    is_multiple = V.graph.sizevars.statically_known_multiple_of
+    while vector > 1 and not is_multiple(columns, vector):
+        vector //= 2
+    return vector
+
+
+def adjacent_columns(dep: MemoryDep, columns: sympy.Expr) -> int:
+    """Those that a thread can load at once of rows of ``columns`` where no mask is."""
+    vector = aligned_columns(dep)
+    innermost = [var for var in dep.ranges if dep.index.coeff(var) == 1]
+    if innermost and V.graph.sizevars.statically_known_equals(
+        dep.ranges[innermost[0]], columns
+    ):
+        return vector
+    # One loop over rows and columns: a row begins anywhere where the next one does.
+    return largest_divisor(columns, vector)
+
+
+def vector_columns(features: SIMDKernelFeatures) -> int:
+    """Columns that a thread has at once of any tensor: of all, as of the widest; 0 of none."""
+    columns = features.reduction_numel
+    whole = accesses(features, features.numel * columns)
+    return max(
+        (adjacent_columns(dep, columns) for deps in whole.values() for dep in deps),
+        default=0,
+    )
+
+
+def vector_bytes(features: SIMDKernelFeatures) -> int:
+    """Of what ``vector_columns`` has, of the widest; a whole vector's of none."""
+    columns = features.reduction_numel
+    return max(
+        (
+            adjacent_columns(dep, columns) * V.graph.get_dtype(name).itemsize
+            for name, deps in accesses(features, features.numel * columns).items()
+            for dep in deps
+        ),
+        default=VECTOR_BYTES,
     )
 
 
@@ -323,7 +417,9 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     is_long = row.rnumel > UPSTREAM_COLUMNS
     if is_long and row.plain and row.streams > 1 and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
-    is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
+    is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING) and not (
+        row.unaligned and padded > WIDE_COLUMNS
+    )
     if is_long and not is_little_padded and not row.pays_for_padding:
         return f"{row.rnumel} columns are padded to {padded}"
     if num_warps(row) is None:
@@ -337,11 +433,7 @@ def num_warps(row: Loops) -> Optional[int]:
     reductions; None where it is too long for any.
     """
     for warps in NUM_WARPS:
-        columns = ceildiv(row.padded, warps * THREADS_PER_WARP)
-        if (
-            columns <= COLUMNS_PER_THREAD
-            and row.takes(columns) <= row.registers(RESIDENT_WARPS)
-        ):
+        if row.is_held_by(warps):
             return warps
     if not row.is_held_by_what_is_live:
         return None
