@@ -99,7 +99,10 @@ UNALIGNED = (
     (centered_norm, 3001, 2),
     (centered_norm, 5003, 4),
     (centered_norm, 10964, 8),
+    (softmax_of_floats, 10964, 16),
     (softmax_of_floats, 12271, 8),
+    (gated_norm, 9001, None),
+    (gated_norm, 16380, 16),
     (rms_norm, 10964, None),
     (rms_norm, 12501, None),
     (centered_norm, 12271, None),
@@ -112,7 +115,7 @@ WIDE = (
     (centered_norm, 8192),
     (added_norm, 8190),
     (softmax_of_floats, 16384),
-    (softmax_of_floats, 12296),
+    (softmax_of_floats, 12300),
 )
 
 
@@ -187,10 +190,36 @@ class LongRowsTest(TestCase):
         self.check(f, (3, columns), REDUCTION, *args, **STOCK)
 
     def test_unaligned_rows_of_other_types(self):
-        for dtype in (torch.float16, torch.float32):
-            self.check(rms_norm, (3, 1237), PERSISTENT, dtype=dtype)
-        # 16 bytes are four of these
-        self.check(rms_norm, (3, 5060), REDUCTION, dtype=torch.float32)
+        """Of float32 a load has as many bytes as threads of a warp take at once."""
+        code = self.check(rms_norm, (3, 1237), PERSISTENT, dtype=torch.float16)
+        self.assertIn("'num_warps': 2", code)
+        self.check(rms_norm, (3, 1237), REDUCTION, dtype=torch.float32)
+
+        def in_bytes(x):
+            return torch.where(x > x.mean(-1, keepdim=True), x, 0).to(torch.int8)
+
+        def in_floats(x):
+            return rms_norm(x.float())
+
+        for f in (in_bytes, in_floats):
+            x = torch.randint(-9, 10, (3, 5060), device=GPU_TYPE).bfloat16()
+            torch._dynamo.reset()
+            with inductor_config.patch(LONG):
+                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), x)
+            self.assertIn(f"@triton_heuristics.{PERSISTENT}(", "\n".join(code))
+            self.assertEqual(actual, f(x))
+
+    def test_unaligned_rows_that_are_not_loaded_again(self):
+        def scaled(x, y):
+            return y * x.mean(-1, keepdim=True)
+
+        self.check(scaled, (3, 1237), REDUCTION, 2, torch.bfloat16)
+
+    def test_rows_that_begin_beside_a_vector(self):
+        def part(x):
+            return rms_norm(x[:, 1:])
+
+        self.check(part, (3, 5001), PERSISTENT, dtype=torch.bfloat16)
 
     def test_padded_rows_are_not_unaligned(self):
         """A loop loads the whole blocks of such rows as vectors."""
@@ -549,14 +578,12 @@ class PersistentPolicyTest(TestCase):
         self.assertIn("padded", why(9000, functions=True, welford=True, loads=3))
 
     def test_unaligned(self):
-        """What is live at a reduction, and a register for each load, of the row alone."""
-        fields = {field.name for field in dataclasses.fields(Loops)}
-        self.assertIn("vector_bytes", fields)
+        """What is live at a reduction, and registers for the loads, of the row alone."""
 
         def warps(rnumel, vector=1, online_softmax=False, **again):
             again = Again(**{"tiles": 1, "loads": 1, **again})
             row = Loops(rnumel, 1, 2, online_softmax, again=again)
-            row = dataclasses.replace(row, vector=vector, vector_bytes=2 * vector)
+            row = dataclasses.replace(row, vector=vector, unaligned=vector < 8)
             looped = why_looped(row, 16384)
             return None if looped else persistent_reduction.num_warps(row)
 
@@ -569,8 +596,9 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(warps(12271, welford=True))
         self.assertEqual(warps(10964, 4, welford=True), 8)
         self.assertEqual(warps(12271, online_softmax=True), 8)
+        self.assertEqual(warps(10964, 4, online_softmax=True), 16)
         # 128 registers: 50 columns and their loads, or 66 and half as many
-        self.assertEqual(warps(12800, online_softmax=True), 8)
+        self.assertEqual(warps(12799, online_softmax=True), 8)
         self.assertIsNone(warps(12801, online_softmax=True))
         self.assertEqual(warps(16382, 2, online_softmax=True), 8)
         # with whole vectors
@@ -1109,7 +1137,12 @@ class PeeledLoopsTest(TestCase):
         to compare.
         """
         x = torch.randn(5, COLUMNS, device=GPU_TYPE, dtype=torch.bfloat16)
-        for f, peeled in ((row_sum, False), (layer_norm, True), (softmax, True)):
+        for f, peeled in (
+            (row_sum, False),
+            (layer_norm, True),
+            (half_rms_norm, True),
+            (softmax, True),
+        ):
             _, code = self.compile(f, x)
             self.assertEqual("R0_WHOLE" in code, peeled)
 

@@ -169,15 +169,15 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
     online softmax gains, and loops that load their rows again: both are bound by their
     instructions.
 
-    A Welford loop does where a mask would take its vectors apart. Else it loses: without a
-    mask its weights depend on nothing that is loaded, so Triton gives them a layout of
-    their own, and converts them for what is left of the row.
+    Where vectors are loaded, a Welford loop gains where a mask would take them apart. Else it
+    loses: without a mask its weights depend on nothing that is loaded, so Triton gives them
+    a layout of their own, and converts them for what is left of the row.
     """
     columns, vector = features.reduction_numel, vector_columns(features)
     if has_online_softmax(features):
         return True
     if vector == 1:
-        return len(features.memory_stats().looped.memory.loop) > 1
+        return looped_rows(features).read_again > 0
     return vector > 1 and (
         largest_divisor(columns, vector) < vector
         or not has_reduction(features, "welford_reduce", "welford_combine")

@@ -11,6 +11,10 @@ Of a row that eight warps do not hold, or that is padded by more than a third, a
 may be as good: it has more programs on an SM, and computes no padding. So it is asked
 what the loops do again, of the kernel's operations: functions of each element, the
 divisions of Welford's algorithm, or loads of several tensors.
+
+Of rows of half types that begin within a vector, a thread loads one column at a time, or a
+few. To load such a row again is as many instructions again, and what a thread would have
+beyond the row is left out, so that padding takes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from . import ir
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .mix_order_accesses import accessed_numel
-from .mix_order_pressure import Demand, LaunchConfig
+from .mix_order_pressure import Demand, LaunchConfig, Layout
 from .mix_order_trace import Op, Trace, Width
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, THREADS_PER_WARP
@@ -46,11 +50,14 @@ NUM_WARPS = (1, 2, 4, 8)
 # Columns of a row that a thread has at most: more would wait for one another, and with
 # fewer the warps wait at barriers for what they do in no time.
 COLUMNS_PER_THREAD = 32
+# Of an unaligned row, where more warps would wait longer: in a norm with two reductions that
+# depend on each other, and beyond eight warps.
+UNALIGNED_COLUMNS_PER_THREAD = 64
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
 TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
-# Warps of an unaligned row, at least.
-UNALIGNED_WARPS = 2
+# Warps of an unaligned row, at least, and the bytes of its widest elements.
+UNALIGNED_WARPS, HALF_BYTES = 2, 2
 # Warps that an SM holds at least, whatever a thread of them takes.
 RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
@@ -73,8 +80,8 @@ WIDE_WARPS, WIDE_COLUMNS = 16, 8192
 # reduction, beside registers for addresses, masks and temporaries: or as many columns in
 # half the warps.
 WIDE_PROGRAMS, WIDE_OTHER_REGISTERS = 2, 16
-# Adjacent columns that a thread loads at once, at least, of rows of more than
-# ``WIDE_COLUMNS``: one at a time, each has registers for its address.
+# Adjacent columns that a thread loads at once, at least, of rows that ``WIDE_WARPS`` hold: one
+# at a time, each has registers for its address.
 WIDE_VECTOR = 4
 # Loads again that pay for padding with nothing computed again: with one there is nothing to
 # gain, and with three the masked lanes take longer than loading again.
@@ -98,7 +105,7 @@ class Again:
         two sums
     live: registers of a thread of a persistent kernel of ``WIDE_WARPS``, of what it holds
         where its warps wait for a reduction
-    tiles: of rows and columns among that, of 32 bits
+    tiles: of rows and columns among that: registers for each column
     """
 
     functions: bool = False
@@ -127,7 +134,7 @@ class Again:
         names = [ops[i].name for i in again if ops[i].width == Width.TILE]
         # without what every row reads, which can be loaded after a reduction
         of_row = dataclasses.replace(launch, hoist=True)
-        per_thread = next_power_of_2(columns) / (WIDE_WARPS * THREADS_PER_WARP)
+        per_thread = Layout.of(ops, columns, of_row).elements[Width.TILE]
         return cls(
             any(name in FUNCTIONS for name in names),
             names.count("load"),
@@ -174,8 +181,8 @@ class Loops:
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
-    vector: adjacent columns that a thread accesses at once where they are masked
-    vector_bytes: that it accesses at once where they are not
+    vector: adjacent columns that a thread loads at once where they are masked
+    unaligned: whether rows of half types that are loaded again begin within a vector
     registers_per_sm: of the device
     """
 
@@ -187,7 +194,7 @@ class Loops:
     across: bool = False
     again: Again = Again()
     vector: int = 1
-    vector_bytes: int = VECTOR_BYTES
+    unaligned: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -200,11 +207,6 @@ class Loops:
         return next_power_of_2(self.rnumel)
 
     @property
-    def unaligned(self) -> bool:
-        """Whether rows begin within a vector, of kernels whose operations are known."""
-        return self.vector_bytes < VECTOR_BYTES and self.again.tiles > 0
-
-    @property
     def computes_again(self) -> bool:
         """Whether its loops compute more than arithmetic twice, which takes them longer
         than their bytes do."""
@@ -213,16 +215,14 @@ class Loops:
     @property
     def pays_for_padding(self) -> bool:
         """
-        Whether a block of up to twice the row is better than its loops. Of an unaligned row
-        a thread accesses few columns at once, or one: to load it again is as many
-        instructions again, and a thread's accesses that are beyond it are left out.
+        Whether a block of up to twice the row is better than its loops. For an unaligned row
+        padding takes nothing.
         """
-        if self.unaligned:
-            return (
-                self.padded <= WIDE_COLUMNS
-                or self.computes_again
-                or (self.again.welford and self.vector > 1)
-            )
+        if self.unaligned and (
+            any(map(self.is_held_by, NUM_WARPS))
+            or (self.padded > WIDE_COLUMNS and self.is_held_by_what_is_live)
+        ):
+            return True
         if self.online_softmax:
             return self.rnumel <= SHORT_COLUMNS
         if self.padded > WIDE_COLUMNS:
@@ -255,26 +255,33 @@ class Loops:
         """Registers of a thread that has ``columns`` of rows."""
         return (self.streams + COMPUTED_TILES) * columns + OTHER_REGISTERS
 
+    @property
+    def is_better_held(self) -> bool:
+        """Whether an unaligned row is, by eight warps at most: up to ``WIDE_COLUMNS``, and beyond
+        them where loops do more than load it again, and ``WIDE_WARPS`` do not hold it."""
+        if self.padded <= WIDE_COLUMNS:
+            return True
+        return not self.is_held_by_what_is_live and (
+            self.computes_again or (self.again.welford and self.vector > 1)
+        )
+
     def is_held_by(self, num_warps: int) -> bool:
         """
         Whether so many warps hold the row at once, by what it loads; an unaligned row, by
-        what it loads again or what is live at its reductions, beside a register for each
-        load. A thread has more of its columns where more warps would wait longer: in a
-        norm with two reductions that depend on each other, and beyond eight warps.
+        what it loads again or what is live at its reductions, and registers for its loads.
         """
         threads = num_warps * THREADS_PER_WARP
         columns, most = ceildiv(self.padded, threads), COLUMNS_PER_THREAD
         takes = self.takes(columns)
         if self.unaligned:
-            tiles = max(self.again.tiles, self.again.loads) + 1 / self.vector
-            takes = tiles * ceildiv(self.rnumel, threads) + OTHER_REGISTERS
+            if num_warps < UNALIGNED_WARPS or not self.is_better_held:
+                return False
             if self.again.welford or num_warps == NUM_WARPS[-1]:
-                most *= 2
-        return (
-            num_warps >= (UNALIGNED_WARPS if self.unaligned else 1)
-            and columns <= most
-            and takes <= self.registers(RESIDENT_WARPS)
-        )
+                most = UNALIGNED_COLUMNS_PER_THREAD
+            loads = self.again.loads
+            a_column = max(self.again.tiles, loads) + loads / self.vector
+            takes = a_column * ceildiv(self.rnumel, threads) + OTHER_REGISTERS
+        return columns <= most and takes <= self.registers(RESIDENT_WARPS)
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
@@ -312,6 +319,8 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     stats = features.memory_stats()
     row = stats.persistent.reads.dim[-1]
     rnumel = int(features.reduction_numel)
+    # which nothing asks of a shorter row
+    again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again()
     return Loops(
         rnumel=rnumel,
         streams=row.count_per_thread - row.count_per_thread_broadcast,
@@ -323,10 +332,9 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
             for node in features.scheduler_nodes()
             for name in FUNCTIONS
         ),
-        # which nothing asks of a shorter row
-        again=Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again(),
+        again=again,
         vector=max(1, largest_divisor(features.reduction_numel, vector_columns(features))),
-        vector_bytes=vector_bytes(features),
+        unaligned=again.loads > 0 and begins_within_vectors(features),
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
@@ -362,16 +370,29 @@ def vector_columns(features: SIMDKernelFeatures) -> int:
     )
 
 
-def vector_bytes(features: SIMDKernelFeatures) -> int:
-    """Of what ``vector_columns`` has, of the widest; a whole vector's of none."""
+def loaded_rows(features: SIMDKernelFeatures) -> list[MemoryDep]:
+    """What a kernel reads of rows and columns, but for what it writes itself."""
+    nodes = features.scheduler_nodes()
+    stored = {dep.name for node in nodes for dep in node.read_writes.writes}
+    numel = features.numel * features.reduction_numel
+    return [
+        dep
+        for node in nodes
+        for dep in node.read_writes.reads
+        if isinstance(dep, MemoryDep)
+        and dep.name not in stored
+        and V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
+    ]
+
+
+def begins_within_vectors(features: SIMDKernelFeatures) -> bool:
+    """Whether all rows that are loaded are of half types or bytes, and unaligned."""
+    loaded = loaded_rows(features)
     columns = features.reduction_numel
-    return max(
-        (
-            adjacent_columns(dep, columns) * V.graph.get_dtype(name).itemsize
-            for name, deps in accesses(features, features.numel * columns).items()
-            for dep in deps
-        ),
-        default=VECTOR_BYTES,
+    return bool(loaded) and all(
+        V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES
+        and adjacent_columns(dep, columns) < VECTOR_BYTES // HALF_BYTES
+        for dep in loaded
     )
 
 
@@ -381,17 +402,7 @@ def reads_across_rows(features: SIMDKernelFeatures) -> bool:
     rows. A program of one row loads a sector of memory for each column of it, which those
     of the rows beside it load again.
     """
-    nodes = features.scheduler_nodes()
-    stored = {dep.name for node in nodes for dep in node.read_writes.writes}
-    numel = features.numel * features.reduction_numel
-    return any(
-        isinstance(dep, MemoryDep)
-        and dep.name not in stored
-        and lies_across(dep)
-        and V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
-        for node in nodes
-        for dep in node.read_writes.reads
-    )
+    return any(map(lies_across, loaded_rows(features)))
 
 
 def lies_across(dep: MemoryDep) -> bool:
@@ -417,9 +428,7 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     is_long = row.rnumel > UPSTREAM_COLUMNS
     if is_long and row.plain and row.streams > 1 and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
-    is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING) and not (
-        row.unaligned and padded > WIDE_COLUMNS
-    )
+    is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
     if is_long and not is_little_padded and not row.pays_for_padding:
         return f"{row.rnumel} columns are padded to {padded}"
     if num_warps(row) is None:
