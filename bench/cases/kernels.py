@@ -2,8 +2,8 @@
 
 Nine that reductions are usually tuned on (rms_norm to welford) and eight that they are not:
 fused_add_rmsnorm, fused_add_layernorm, gated_rmsnorm, scaled_masked_softmax,
-cross_entropy_ls_zloss, dynamic_quant, grpo and fused_linear_jsd. Nothing in this repository is
-tuned on the second group. A name that ends in `_grad` is the backward of the name before it.
+cross_entropy_ls_zloss, dynamic_quant, grpo and fused_linear_jsd. Of the second group only
+dynamic_quant was in a sweep. A name that ends in `_grad` is the backward of the name before it.
 """
 
 import random
@@ -26,7 +26,8 @@ class Shapes(NamedTuple):
 
     default, suite: chosen as models have them
     columns: the least and the most that are drawn, log-uniform
-    drawn: of each shape that is drawn, whether its rows are `few` or `many` or its columns `odd`
+    drawn: of each shape that is drawn, whether its rows are `few` or `many` or its columns `odd`,
+        or `any`; where no such number of rows has DRAWN_ELEMENTS, the nearest one is taken
     """
 
     default: list[tuple[int, int]]
