@@ -252,14 +252,15 @@ def _with_gradients(inputs, *kinds):
 
 def _pair(name, summary, fn, inputs, shapes, kinds=(), wrt=(), dtypes=("bf16", "fp16", "fp32")):
     """The case of a forward and, where `kinds` names its outputs' gradients, of its backward."""
-    yield Case(name, summary, fn, inputs, shapes.of(name), dtypes)
+    groups = shapes.of(name)
+    yield Case(name, summary, fn, inputs, groups, dtypes)
     if kinds:
         yield Case(
             f"{name}_grad",
             f"backward of {name}, as autograd makes it",
             Backward(fn, wrt, len(kinds)),
             _with_gradients(inputs, *kinds),
-            shapes.of(name),
+            groups,
             dtypes,
         )
 

@@ -181,7 +181,7 @@ class Loops:
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
-    vector: adjacent columns that a thread loads at once where they are masked
+    vector: of an unaligned row, adjacent columns that a thread loads at once
     unaligned: whether rows of half types that are loaded again begin within a vector
     registers_per_sm: of the device
     """
@@ -321,6 +321,8 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     rnumel = int(features.reduction_numel)
     # which nothing asks of a shorter row
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again()
+    unaligned = again.loads > 0 and begins_within_vectors(features)
+    vector = vector_columns(features) if unaligned else 1
     return Loops(
         rnumel=rnumel,
         streams=row.count_per_thread - row.count_per_thread_broadcast,
@@ -333,8 +335,8 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
             for name in FUNCTIONS
         ),
         again=again,
-        vector=max(1, largest_divisor(features.reduction_numel, vector_columns(features))),
-        unaligned=again.loads > 0 and begins_within_vectors(features),
+        vector=largest_divisor(features.reduction_numel, vector),
+        unaligned=unaligned,
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
@@ -370,29 +372,32 @@ def vector_columns(features: SIMDKernelFeatures) -> int:
     )
 
 
-def loaded_rows(features: SIMDKernelFeatures) -> list[MemoryDep]:
-    """What a kernel reads of rows and columns, but for what it writes itself."""
+def loaded(features: SIMDKernelFeatures) -> list[MemoryDep]:
+    """What a kernel reads, but for what it writes itself."""
     nodes = features.scheduler_nodes()
     stored = {dep.name for node in nodes for dep in node.read_writes.writes}
-    numel = features.numel * features.reduction_numel
     return [
         dep
         for node in nodes
         for dep in node.read_writes.reads
-        if isinstance(dep, MemoryDep)
-        and dep.name not in stored
-        and V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
+        if isinstance(dep, MemoryDep) and dep.name not in stored
     ]
+
+
+def is_of_rows(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
+    """Whether ``dep`` has a value for each row and column."""
+    numel = features.numel * features.reduction_numel
+    return V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
 
 
 def begins_within_vectors(features: SIMDKernelFeatures) -> bool:
     """Whether all rows that are loaded are of half types or bytes, and unaligned."""
-    loaded = loaded_rows(features)
+    rows = [dep for dep in loaded(features) if is_of_rows(features, dep)]
     columns = features.reduction_numel
-    return bool(loaded) and all(
+    return bool(rows) and all(
         V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES
         and adjacent_columns(dep, columns) < VECTOR_BYTES // HALF_BYTES
-        for dep in loaded
+        for dep in rows
     )
 
 
@@ -402,7 +407,9 @@ def reads_across_rows(features: SIMDKernelFeatures) -> bool:
     rows. A program of one row loads a sector of memory for each column of it, which those
     of the rows beside it load again.
     """
-    return any(map(lies_across, loaded_rows(features)))
+    return any(
+        lies_across(dep) and is_of_rows(features, dep) for dep in loaded(features)
+    )
 
 
 def lies_across(dep: MemoryDep) -> bool:
