@@ -454,6 +454,21 @@ class BroadcastTest(TestCase):
         expect, _ = f(x.double(), crossing.double())
         self.assertEqual(actual.double(), expect.double(), atol=0.02, rtol=0.01)
 
+    def test_parts_of_rows_that_are_read_across(self):
+        """What images are cut into, behind a token of their class, as vision transformers have it."""
+
+        def f(token, images, bias):
+            patches = (images + bias[:, None, None]).flatten(2).transpose(1, 2)
+            x = torch.cat([token.expand(8, -1, -1), patches.to(token.dtype)], 1) + 1
+            return torch.nn.functional.layer_norm(x, (640,)), x
+
+        token, images, bias = *floats(1, 1, 640), *floats(8, 640, 5, 7), *floats(640)
+        args = token, images.bfloat16(), bias.bfloat16()
+        (actual, _), _, found = self.compiled(f, *args)
+        self.assertEqual(found, [REDUCTION])
+        expect, _ = f(*(x.double() for x in args))
+        self.assertEqual(actual.double(), expect.double(), atol=0.02, rtol=0.01)
+
     def test_columns_that_are_not_along_memory(self):
         def f(scores, bias):
             return torch.softmax(scores + bias, -2)

@@ -22,7 +22,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional, TYPE_CHECKING
 
+import sympy
+
 from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from . import ir
 from .dependencies import MemoryDep
@@ -39,8 +42,6 @@ from .virtualized import V
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import sympy
 
     from .codegen.simd_kernel_features import SIMDKernelFeatures
 
@@ -413,11 +414,27 @@ def reads_across_rows(features: SIMDKernelFeatures) -> bool:
 
 
 def lies_across(dep: MemoryDep) -> bool:
-    """Whether the innermost variable of ``dep`` has a stride, and another has none."""
+    """
+    Whether adjacent elements of ``dep`` are not those of adjacent columns, the innermost
+    variable, but of another's.
+    """
     *others, columns = dep.ranges or (None,)
-    return dep.index.coeff(columns) not in (0, 1) and any(
-        dep.index.coeff(var) == 1 for var in others
+    index = nearby(dep.index)
+    return index.coeff(columns) not in (0, 1) and any(
+        index.coeff(var) == 1 for var in others
     )
+
+
+def nearby(index: sympy.Expr) -> sympy.Expr:
+    """
+    ``index`` where no quotient changes and no remainder begins anew, as of most elements and
+    those beside them: a part of a concatenation, or of a padded tensor, has both.
+    """
+    index = index.replace(
+        ModularIndexing,
+        lambda base, divisor, _: base if divisor == 1 else sympy.S.Zero,
+    )
+    return index.replace(FloorDiv, lambda *_: sympy.S.Zero).expand(identity=True)
 
 
 def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
