@@ -19,6 +19,10 @@ def corners(x, size):
     return F.interpolate(x, size=size, mode="bilinear", align_corners=True)
 
 
+def bicubic(x, size):
+    return F.interpolate(x, size=size, mode="bicubic", align_corners=False)
+
+
 def nearest(x, size):
     return F.interpolate(x, size=size, mode="nearest")
 
@@ -70,6 +74,7 @@ DECODER = {
         (16, 768, 16, 16, 128, 128),
         (16, 256, 32, 32, 56, 56),
         (8, 64, 100, 150, 201, 299),
+        (2, 64, 16, 16, 32, 32),
     ],
 }
 LOGITS = {
@@ -79,6 +84,7 @@ LOGITS = {
         (8, 19, 128, 256, 512, 1024),
         (8, 21, 65, 65, 513, 513),
         (32, 64, 112, 112, 224, 224),
+        (2, 2, 30, 30, 60, 60),
     ],
 }
 
@@ -108,6 +114,22 @@ CASES = [
         CHANNELS_LAST,
         DECODER,
         ("bf16",),
+        interpolation_bytes,
+    ),
+    Case(
+        "bicubic_grad",
+        "a table of positions of images of another size, and images that are made larger",
+        Backward(bicubic, (0,)),
+        CONTIGUOUS,
+        {
+            "default": [(1, 768, 37, 37, 16, 16)],
+            "suite": [
+                (1, 768, 37, 37, 16, 16),
+                (1, 1024, 16, 16, 32, 24),
+                (8, 64, 64, 64, 128, 128),
+            ],
+        },
+        ("fp32",),
         interpolation_bytes,
     ),
     Case(

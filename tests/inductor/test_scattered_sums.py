@@ -139,6 +139,19 @@ class ScatteredSumTest(TestCase):
         index = arange(20) // 3
         self.check(lambda x: x[:, index], numbers(3, 20, 5), summed=False)
 
+    @parametrize("shape", ((1, 5), (20, 1), (5,)))
+    def test_broadcast_values(self, shape):
+        def f(values):
+            return values.new_zeros(20, 5).index_put((arange(20) // 3,), values, True)
+
+        values = numbers(*shape)
+        actual = torch.compile(f)(values)
+        self.assertEqual(actual, f(values))
+
+    def test_double(self):
+        x = numbers(2, 3, 6, 6).double()
+        self.check(lambda x: F.interpolate(x, (13, 12), mode="bilinear"), x)
+
     def test_position_embedding(self):
         tokens = numbers(2, 12, 8)
         f = lambda table: tokens + F.embedding(arange(12), table)  # noqa: E731

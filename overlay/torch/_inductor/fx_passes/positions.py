@@ -36,8 +36,8 @@ OF_POSITIONS = (
 )
 # Elements of an index that is evaluated.
 MAX_POSITIONS = 1 << 16
-# Places of all windows, at most, for each position and each element.
-MAX_PLACES = 4
+# Places of all windows, at most, for each element and each position of what an index may be.
+MAX_PLACES = 2
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Positions:
             source, to = args
             if to == torch.float32:
                 to = dtype
-            elif not to.is_floating_point and source.dtype == torch.float64:
+            elif dtype == source.dtype == torch.float64 and not to.is_floating_point:
                 source = source.float()
             args = [source, to]
         kwargs = {
@@ -179,6 +179,6 @@ def window_of(indices: Sequence[list[int]], elements: int) -> Optional[Window]:
         (windows(step.numerator, step.denominator) for step in sorted(steps)),
         key=lambda window: (window.size, window.divisor),
     )
-    if found.size * elements > MAX_PLACES * (positions + elements):
+    if found.size * elements > MAX_PLACES * (positions * len(indices) + elements):
         return None
     return found

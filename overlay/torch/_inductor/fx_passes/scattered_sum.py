@@ -166,13 +166,14 @@ def scatter_of(node: Node, positions: Positions) -> Optional[Scatter]:
         for shape in shapes
     ]
     dims = [dim for each in own for dim in each]
-    if (
-        value.ndim != first + ndim + scatter.trailing
-        or any(len(each) > 1 for each in own)
-        or dims != sorted({*dims})
-    ):
+    if any(len(each) > 1 for each in own) or dims != sorted({*dims}):
         return None
-    return scatter
+    at = [1] * ndim
+    for shape in shapes:
+        for dim, size in enumerate(shape, ndim - len(shape)):
+            at[dim] = max(at[dim], size)
+    shape = (*result.shape[:first], *at, *result.shape[first + len(tensors) :])
+    return scatter if is_of_shape(values, shape) else None
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,10 @@ class Total:
             assert window is not None
             dim, size = scatter.first + i, scatter.sizes[i]
             is_sum = window.exact and [factor for _, factor in terms] == [1]
-            weights = None if is_sum else self.weights(terms, size, window)
+            weights = None
+            if not is_sum:
+                dtype = torch.promote_types(value.meta["val"].dtype, torch.float32)
+                weights = self.weights(terms, size, window, dtype)
             place = window.step, window.offset, window.divisor, window.size
             value = self.call(window_sum, value, weights, dim, size, *place)
         return value
@@ -242,7 +246,11 @@ class Total:
         return values
 
     def weights(
-        self, terms: Sequence[tuple[Node, Factor]], elements: int, window: Window
+        self,
+        terms: Sequence[tuple[Node, Factor]],
+        elements: int,
+        window: Window,
+        dtype: torch.dtype,
     ) -> Node:
         """What each position of each element's window counts, [places, elements]."""
         device = self.node.meta["val"].device
@@ -273,28 +281,27 @@ class Total:
             hit = self.call(aten._unsafe_index.Tensor, index, [kept])
             hit = self.call(aten.eq.Tensor, hit, element)
             hit = self.call(aten.bitwise_and.Tensor, hit, is_one)
-            weight = self.factor(factor, positions)
+            weight = self.factor(factor, positions, dtype)
             if weight.meta["val"].ndim:
                 weight = self.call(aten._unsafe_index.Tensor, weight, [kept])
-            counts.append(self.call(aten.where.self, hit, weight, self.number(0)))
+            counts.append(self.call(aten.where.self, hit, weight, self.number(0, dtype)))
         return functools.reduce(functools.partial(self.call, aten.add.Tensor), counts)
 
-    def factor(self, factor: Factor, positions: int) -> Node:
-        """``factor`` of each of the ``positions``, in single precision; a number of all."""
+    def factor(self, factor: Factor, positions: int, dtype: torch.dtype) -> Node:
+        """``factor`` of each of the ``positions``; a number of all."""
         if isinstance(factor, int):
-            return self.number(factor)
+            return self.number(factor, dtype)
         if isinstance(factor, Node):
             flat = self.call(aten.view.default, factor, [positions])
-            return self.call(prims.convert_element_type.default, flat, torch.float32)
+            return self.call(prims.convert_element_type.default, flat, dtype)
         op, *args = factor
         target = aten.add.Tensor if op == "add" else aten.mul.Tensor
-        return self.call(target, *(self.factor(cast(Any, arg), positions) for arg in args))
+        of = (self.factor(cast(Factor, arg), positions, dtype) for arg in args)
+        return self.call(target, *of)
 
-    def number(self, number: int) -> Node:
+    def number(self, number: int, dtype: torch.dtype) -> Node:
         device = self.node.meta["val"].device
-        return self.call(
-            aten.full.default, [], number, dtype=torch.float32, device=device
-        )
+        return self.call(aten.full.default, [], number, dtype=dtype, device=device)
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """
