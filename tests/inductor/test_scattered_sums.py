@@ -111,6 +111,16 @@ class ScatteredSumTest(TestCase):
 
         self.check(f, numbers(2, 3, 6, 6))
 
+    def test_one_after_the_other(self):
+        """What one scatters is what another adds to, or the values of another."""
+
+        def f(x):
+            y = F.interpolate(x, (12, 12))
+            return F.interpolate(y + F.interpolate(x, (12, 12), mode="bilinear"), (24, 24))
+
+        self.check(f, numbers(2, 3, 6, 6))
+        self.check(lambda x: x[:, arange(20) // 2][:, arange(40) // 2] + 1, numbers(3, 20))
+
     def test_dynamic_batch(self):
         f = torch.nn.Upsample(scale_factor=2, mode="bilinear")
         self.check(f, numbers(5, 3, 6, 6), dynamic=0)
@@ -126,6 +136,9 @@ class ScatteredSumTest(TestCase):
             (lambda: arange(20) % 3, False),
             (lambda: arange(20) // 3 - 1, False),
             (lambda: arange(20).view(4, 5), False),
+            (lambda: (arange(20).bfloat16() / 3).long(), False),
+            (lambda: ((arange(19) + 1).double() * (1 - 1e-12)).long(), True),
+            (lambda: (arange(20) * 0.65 + 0.9).long(), True),
         ),
     )
     def test_gather(self, index, summed):
@@ -135,9 +148,27 @@ class ScatteredSumTest(TestCase):
         rows = lambda x: x[arange(6)[:, None] // 2, :, arange(4)]  # noqa: E731
         self.check(rows, numbers(9, 5, 7), summed=False)
 
+    def test_index_on_the_cpu(self):
+        """With weights that are on the GPU."""
+        weights = numbers(20)
+        f = lambda x: x[:, torch.arange(20) // 3] * weights  # noqa: E731
+        x, grad = numbers(3, 20), numbers(3, 20)
+        actual = self.gradient(torch.compile(f), x, grad)
+        self.assertEqual(actual, self.gradient(f, x, grad))
+
     def test_index_of_data(self):
         index = arange(20) // 3
         self.check(lambda x: x[:, index], numbers(3, 20, 5), summed=False)
+
+    def test_deliberate_rounding(self):
+        """To a type of which more than halves' rounding is lost."""
+
+        def f(values):
+            rounded = values.to(torch.float8_e4m3fn).float()
+            return values.new_zeros(20, 5).index_put((arange(20) // 3,), rounded, True)
+
+        values = numbers(20, 5)
+        self.assertEqual(torch.compile(f)(values), f(values))
 
     @parametrize("shape", ((1, 5), (20, 1), (5,)))
     def test_broadcast_values(self, shape):
@@ -232,6 +263,16 @@ class WindowTest(TestCase):
     def test_most_of_others(self):
         """One element has nearly all, so that windows as large would be read in vain."""
         self.assertIsNone(self.window([0] * 90 + list(range(1, 11)), elements=11))
+
+    def test_indices_of_64_bits(self):
+        """``step * element`` is not, of two large sizes without a common divisor."""
+        index = [x * 47000 // 60001 for x in range(60001)]
+        self.assertIsNone(self.window(index, elements=47000))
+        index = [x // 2 for x in range(60000)]
+        self.assertEqual(self.window(index, elements=30000).step, 2)
+
+    def test_many_elements(self):
+        self.assertIsNone(self.window(range(100), elements=50_000_000))
 
     def test_sum(self):
         values = torch.arange(10.0).view(2, 5)

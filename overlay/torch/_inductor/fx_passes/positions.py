@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -34,8 +34,10 @@ OF_POSITIONS = (
     aten.unsqueeze.default,
     aten.view.default,
 )
-# Elements of an index that is evaluated.
-MAX_POSITIONS = 1 << 16
+# Positions of an index that is evaluated, and what it may be.
+MAX_POSITIONS = MAX_ELEMENTS = 1 << 16
+# What is evaluated alike on all devices; a kernel does not round to halves on the way.
+TYPES = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 # Places of all windows, at most, for each element and each position of what an index may be.
 MAX_PLACES = 2
 
@@ -54,6 +56,11 @@ class Window:
     divisor: int
     size: int
     exact: bool
+
+    def is_of_32_bits(self, elements: int) -> bool:
+        """Whether what is computed for the last of so many ``elements`` is."""
+        last = self.step * elements + abs(self.offset) + self.size * self.divisor
+        return last < 1 << 31
 
 
 class Positions:
@@ -81,6 +88,7 @@ class Positions:
             or not (torch.Tag.pointwise in target.tags or target in OF_POSITIONS)
             or torch.Tag.nondeterministic_seeded in target.tags
             or not isinstance(fake, torch.Tensor)
+            or fake.dtype not in TYPES
             or not all(isinstance(size, int) for size in fake.shape)
             or fake.numel() > MAX_POSITIONS
         ):
@@ -89,12 +97,14 @@ class Positions:
         if any(value is None for value in values.values()):
             return None
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        args = [single(arg) if isinstance(arg, float) else arg for arg in args]
+        if fake.dtype == torch.float32:
+            args = [as_single(arg, dtype) for arg in args]
         if target is prims.convert_element_type.default:
             source, to = args
+            (of,) = node.all_input_nodes
             if to == torch.float32:
                 to = dtype
-            elif dtype == source.dtype == torch.float64 and not to.is_floating_point:
+            elif of.meta["val"].dtype == torch.float32:
                 source = source.float()
             args = [source, to]
         kwargs = {
@@ -102,7 +112,10 @@ class Positions:
             **({"device": torch.device("cpu")} if "device" in kwargs else {}),
             **({"dtype": dtype} if kwargs.get("dtype") == torch.float32 else {}),
         }
-        return target(*args, **kwargs)
+        try:
+            return target(*args, **kwargs)
+        except RuntimeError:  # such as an integer's division by zero
+            return None
 
     def is_true(self, mask: Node) -> bool:
         """Whether ``mask`` is known, and true of all positions."""
@@ -129,12 +142,16 @@ class Positions:
         return self.windows[key]
 
 
-def single(number: float) -> float:
-    """``number`` as a kernel of single precision has it."""
+def as_single(arg: Any, dtype: torch.dtype) -> Any:
+    """An argument of what is of single precision, and computed in ``dtype``."""
+    if isinstance(arg, torch.Tensor) and dtype == torch.float64:
+        return arg.to(dtype)
+    if not isinstance(arg, float):
+        return arg
     try:
-        return struct.unpack("f", struct.pack("f", number))[0]
+        return struct.unpack("f", struct.pack("f", arg))[0]
     except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        return math.copysign(math.inf, arg)
 
 
 def window_of(indices: Sequence[list[int]], elements: int) -> Optional[Window]:
@@ -143,7 +160,7 @@ def window_of(indices: Sequence[list[int]], elements: int) -> Optional[Window]:
     decreases, is beyond the elements, or where most of what windows hold would be of others.
     """
     positions = len(indices[0])
-    if not positions:
+    if not positions or elements > MAX_ELEMENTS:
         return None
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -175,10 +192,10 @@ def window_of(indices: Sequence[list[int]], elements: int) -> Optional[Window]:
         for corner in (0, 1)
         if count > corner and positions > corner
     }
-    found = min(
-        (windows(step.numerator, step.denominator) for step in sorted(steps)),
-        key=lambda window: (window.size, window.divisor),
-    )
-    if found.size * elements > MAX_PLACES * (positions * len(indices) + elements):
+    of_steps = [windows(step.numerator, step.denominator) for step in sorted(steps)]
+    # Indices are of 32 bits where the tensors allow it.
+    fit = [each for each in of_steps if each.is_of_32_bits(elements)]
+    found = min(fit, key=lambda each: (each.size, each.divisor), default=None)
+    if found is None or found.size * elements > MAX_PLACES * (positions * len(indices) + elements):
         return None
     return found

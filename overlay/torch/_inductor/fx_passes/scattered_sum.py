@@ -32,6 +32,8 @@ from .positions import Positions, Window
 aten = torch.ops.aten
 prims = torch.ops.prims
 
+# Of a gradient, and what it is converted to and from on the way.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # A function of the positions of a dimension: a number, a node, or the sum or the product of two.
 Factor = Union[int, Node, tuple[str, "Factor", "Factor"]]
 
@@ -45,9 +47,13 @@ class Scatter:
     """
 
     node: Node
-    values: Node
     first: int
     indices: tuple[Node, ...]
+
+    @property
+    def values(self) -> Node:
+        """As the graph has them: another scatter's sum may be replaced meanwhile."""
+        return cast(Node, self.node.args[3 if self.node.target is masked_scatter else 2])
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -148,12 +154,13 @@ def scatter_of(node: Node, positions: Positions) -> Optional[Scatter]:
         table.target is not aten.full.default
         or table.args[1] != 0
         or result.device.type != "cuda"
-        or not value.is_floating_point()
+        or value.dtype not in FLOATS
         or value.dtype != result.dtype
         or any(x.meta["val"].dtype not in (torch.int32, torch.int64) for x in tensors)
+        or any(x.meta["val"].device != result.device for x in tensors)
     ):
         return None
-    scatter = Scatter(node, values, first, tuple(tensors))
+    scatter = Scatter(node, first, tuple(tensors))
     if not all(isinstance(size, int) for size in scatter.sizes) or None in (
         positions.window((x,), size) for x, size in zip(tensors, scatter.sizes)
     ):
@@ -395,7 +402,7 @@ def product_of(values: Node, scatter: Scatter) -> Product:
 
     def dim_of(node: Any) -> Optional[int]:
         """The index whose dimension alone ``node`` is of."""
-        if not has_value(node) or not node.meta["val"].is_floating_point():
+        if not has_value(node) or node.meta["val"].dtype not in FLOATS:
             return None
         sizes = node.meta["val"].shape
         at = [
@@ -411,7 +418,8 @@ def product_of(values: Node, scatter: Scatter) -> Product:
         args = node.args
         if node.kwargs or not all(isinstance(x, (Node, torch.dtype)) for x in args):
             return Product(node, ones)
-        if not all(has_value(x) and is_float(x) for x in args if isinstance(x, Node)):
+        tensors = (node, *node.all_input_nodes)
+        if not all(has_value(x) and x.meta["val"].dtype in FLOATS for x in tensors):
             return Product(node, ones)
         is_whole = [isinstance(x, Node) and is_of_shape(x, shape) for x in args]
         found: Optional[Product] = None
@@ -437,7 +445,3 @@ def product_of(values: Node, scatter: Scatter) -> Product:
 
 def negated(product: Product) -> Product:
     return Product(product.base, product.factors, -product.sign)
-
-
-def is_float(node: Node) -> bool:
-    return node.meta["val"].is_floating_point()
