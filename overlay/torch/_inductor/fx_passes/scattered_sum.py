@@ -303,7 +303,7 @@ class Total:
             return self.call(prims.convert_element_type.default, flat, dtype)
         op, *args = factor
         target = aten.add.Tensor if op == "add" else aten.mul.Tensor
-        of = (self.factor(cast(Factor, arg), positions, dtype) for arg in args)
+        of = (self.factor(arg, positions, dtype) for arg in args)
         return self.call(target, *of)
 
     def number(self, number: int, dtype: torch.dtype) -> Node:
