@@ -120,7 +120,8 @@ SMALL = [
 def test_every_case_runs_in_each_dtype_within_the_gate(name):
     case = cases.find(name)
     torch.manual_seed(0)
-    shape = {2: (64, 96), 3: (2, 64, 96), 4: (2, 32, 6, 4)}[len(case.default_shape)]
+    sizes = {2: (64, 96), 3: (2, 64, 96), 4: (2, 32, 6, 4), 6: (2, 3, 6, 7, 11, 13)}
+    shape = sizes[len(case.default_shape)]
     if name.startswith(("block_", "torchao_")) and len(shape) == 2:
         shape = (512, 512)  # a block
     shape = {"producer_sum_swin": (3136, 16)}.get(name, shape)
