@@ -465,7 +465,7 @@ class BroadcastTest(TestCase):
         token, images, bias = *floats(1, 1, 640), *floats(8, 640, 5, 7), *floats(640)
         args = token, images.bfloat16(), bias.bfloat16()
         (actual, _), _, found = self.compiled(f, *args)
-        self.assertEqual(found, [REDUCTION])
+        self.assertEqual(found, [PERSISTENT if self.inner_by_itself else REDUCTION])
         expect, _ = f(*(x.double() for x in args))
         self.assertEqual(actual.double(), expect.double(), atol=0.02, rtol=0.01)
 
