@@ -8,8 +8,6 @@ but for the ends, so that no table is needed. Windows are as large as the larges
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -146,12 +144,9 @@ def as_single(arg: Any, dtype: torch.dtype) -> Any:
     """An argument of what is of single precision, and computed in ``dtype``."""
     if isinstance(arg, torch.Tensor) and dtype == torch.float64:
         return arg.to(dtype)
-    if not isinstance(arg, float):
-        return arg
-    try:
-        return struct.unpack("f", struct.pack("f", arg))[0]
-    except OverflowError:
-        return math.copysign(math.inf, arg)
+    if isinstance(arg, float):
+        return torch.tensor(arg, dtype=torch.float32).item()
+    return arg
 
 
 def window_of(indices: Sequence[list[int]], elements: int) -> Optional[Window]:

@@ -167,18 +167,14 @@ def scatter_of(node: Node, positions: Positions) -> Optional[Scatter]:
         return None
     # Of the dimensions that the indices are broadcast to, each has one of its own, in order.
     shapes = [x.meta["val"].shape for x in tensors]
-    ndim = max(map(len, shapes))
+    at = torch.broadcast_shapes(*shapes)
     own = [
-        [ndim - len(shape) + dim for dim, size in enumerate(shape) if size != 1]
+        [len(at) - len(shape) + dim for dim, size in enumerate(shape) if size != 1]
         for shape in shapes
     ]
     dims = [dim for each in own for dim in each]
     if any(len(each) > 1 for each in own) or dims != sorted({*dims}):
         return None
-    at = [1] * ndim
-    for shape in shapes:
-        for dim, size in enumerate(shape, ndim - len(shape)):
-            at[dim] = max(at[dim], size)
     shape = (*result.shape[:first], *at, *result.shape[first + len(tensors) :])
     return scatter if is_of_shape(values, shape) else None
 
@@ -323,18 +319,17 @@ class Total:
 
 def totals(scatters: dict[Node, Scatter]) -> list[Total]:
     """Sums that the ``scatters`` are terms of; what is added to no other is one by itself."""
-    adds: dict[Node, dict[Node, None]] = defaultdict(dict)
+    adds: dict[Node, set[Node]] = defaultdict(set)
     terms: dict[Node, list[Scatter]] = defaultdict(list)
     for node, scatter in scatters.items():
-        path, last = [], node
+        path, last = set(), node
         while (user := add_of(last)) is not None:
-            path.append(user)
+            path.add(user)
             last = user
         terms[last].append(scatter)
-        adds[last].update(dict.fromkeys(path))
+        adds[last] |= path
     return [
-        Total(last, tuple(node for node in last.graph.nodes if node in adds[last]), tuple(own))
-        for last, own in terms.items()
+        Total(last, tuple(sorted(adds[last])), tuple(own)) for last, own in terms.items()
     ]
 
 
@@ -414,6 +409,7 @@ def product_of(values: Node, scatter: Scatter) -> Product:
             return None
         return own[dims.index(at[0])]
 
+    @functools.cache
     def product(node: Node) -> Product:
         args = node.args
         if node.kwargs or not all(isinstance(x, (Node, torch.dtype)) for x in args):
