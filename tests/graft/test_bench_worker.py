@@ -407,6 +407,15 @@ def test_the_gpu_is_free_while_something_compiles_and_taken_when_it_runs(gpu):
     assert seen == [True, False, False, False]
 
 
+def test_a_configuration_is_timed_behind_a_flush_that_outlasts_its_launch(gpu):
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    before = dict(vars(benchmarker))
+    with worker._compiling(gpu):
+        assert benchmarker.L2_cache_size == worker._FLUSHED_BYTES
+    assert vars(benchmarker) == before
+
+
 def test_a_kernel_is_loaded_beside_a_preparation_but_not_beside_a_turn(gpu, monkeypatch):
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
