@@ -785,6 +785,143 @@ class ChannelsLastOrderTest(TestCase):
         self.assertNotIn(str(BY_POSITION), codes[-1])
 
 
+# reduced dimensions in the order of memory
+
+
+def channels_last(*size, dtype=torch.float32):
+    x = torch.randn(size, device=GPU_TYPE).to(dtype)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def rows_outside(*size, dtype=torch.float32):
+    """[N, C, H, W], of which memory has H outside C."""
+    n, c, h, w = size
+    x = torch.randn((n, h, c, w), device=GPU_TYPE).to(dtype)
+    return x.permute(0, 2, 1, 3)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class MemoryOrderTest(TestCase):
+    """What is read of a long reduction's part lies together, whatever the layout."""
+
+    SIZE = (3, 64, 24, 40)
+
+    def check(self, f, *args, atol=2e-4):
+        actual, codes = run_and_get_code(torch.compile(f), *args)
+        ref = f(*(arg.double() for arg in args))
+        actual, ref = (t if isinstance(t, (tuple, list)) else (t,) for t in (actual, ref))
+        for out, expected in zip(actual, ref, strict=True):
+            self.assertEqual(out.shape, expected.shape)
+            self.assertEqual(out.double(), expected.double(), atol=atol, rtol=1e-3)
+        return codes[-1]
+
+    def loads(self, code):
+        """The indices of what the first kernel reads."""
+        first = code[code.index("@triton.jit") :].partition("async_compile")[0]
+        found = re.findall(r"tl.load\(in_ptr\d+ \+ \((.+?)\), ", first)
+        self.assertTrue(found)
+        return found
+
+    def check_contiguous(self, code):
+        for index in self.loads(code):
+            self.assertNotIn("%", index)
+            self.assertNotIn("//", index)
+
+    @parametrize("make", (channels_last, rows_outside))
+    @parametrize(
+        "reduce",
+        (
+            lambda x: x.sum((1, 2, 3)),
+            lambda x: x.amax((3, 1, 2)),
+            lambda x: torch.var_mean(x, (1, 2, 3)),
+            lambda x: (x * 2 + 1).mean((1, 2, 3), keepdim=True),
+            lambda x: torch.linalg.vector_norm(x, dim=(1, 2, 3)),
+        ),
+    )
+    def test_an_image(self, make, reduce):
+        self.check_contiguous(self.check(reduce, make(*self.SIZE)))
+
+    @parametrize("groups", (1, 4, 32))
+    @parametrize("dtype", (torch.bfloat16, torch.float32))
+    def test_group_norm(self, groups, dtype):
+        def f(x, weight, bias):
+            y = F.group_norm(x.to(weight.dtype), groups, weight, bias)
+            return F.silu(y)
+
+        weight, bias = (torch.randn(64, device=GPU_TYPE) for _ in range(2))
+        x = channels_last(*self.SIZE, dtype=dtype)
+        code = self.check(f, x, weight, bias)
+        if groups == 1:
+            self.check_contiguous(code)
+        elif groups == 4:
+            # a group's channels, and then those of the next pixel
+            (index,) = self.loads(code)
+            self.assertIn(f"% {64 // groups})", index)
+
+    def test_gradients(self):
+        def f(x, weight, bias):
+            return F.group_norm(x, 4, weight, bias)
+
+        x = channels_last(*self.SIZE)
+        weight, bias = (torch.randn(64, device=GPU_TYPE) for _ in range(2))
+        args = [arg.requires_grad_() for arg in (x, weight, bias)]
+        doubles = [arg.detach().double().requires_grad_() for arg in args]
+        grad = torch.randn_like(x)
+        actual = torch.autograd.grad(torch.compile(f)(*args), args, grad)
+        ref = torch.autograd.grad(f(*doubles), doubles, grad.double())
+        for out, expected in zip(actual, ref):
+            self.assertEqual(out.double(), expected, atol=2e-3, rtol=1e-3)
+
+    def test_a_buffer_without_a_layout(self):
+        # its layout is decided by what it reads, later
+        def f(x, y):
+            z = (x + y).relu()
+            return z, z.sum((1, 2, 3)), z.exp().sum((1, 2, 3))
+
+        args = (channels_last(*self.SIZE), channels_last(*self.SIZE))
+        code = self.check(f, *args, atol=2)
+        self.assertNotIn("//", "".join(re.findall(r"tl.load\(.+", code)))
+
+    def test_most_bytes_of_two_layouts(self):
+        def f(x, y):
+            return (x.float() * y.float()).sum((1, 2, 3))
+
+        x = channels_last(*self.SIZE)
+        y = torch.randn(self.SIZE, device=GPU_TYPE).half()
+        # the half floats are read a channel after the other, which are 24 * 40 apart
+        index = self.loads(self.check(f, x, y, atol=2e-2))[1]
+        self.assertRegex(index, r"\b960\*")
+
+    def test_broadcasts(self):
+        def f(x, bias):
+            return (x * bias[:, None, None]).sum((1, 2, 3))
+
+        args = (channels_last(*self.SIZE), torch.randn(64, device=GPU_TYPE))
+        self.assertNotIn("%", self.loads(self.check(f, *args))[0])
+
+    def test_the_index_of_a_maximum(self):
+        def f(x):
+            return x.flatten(1).argmax(1), x.argmin()
+
+        x = channels_last(*self.SIZE)
+        self.assertEqual(torch.compile(f)(x), f(x))
+
+    @parametrize("dynamic", (1, 2, 3))
+    def test_dynamic_sizes(self, dynamic):
+        x = channels_last(*self.SIZE)
+        torch._dynamo.mark_dynamic(x, dynamic)
+        self.check(lambda x: torch.var_mean(x, (1, 2, 3)), x)
+
+    def test_a_dimension_of_one_element(self):
+        x = channels_last(3, 1, 240, 400)
+        self.check_contiguous(self.check(lambda x: x.sum((1, 2, 3)), x, atol=2e-3))
+
+    def test_nothing_is_permuted(self):
+        x = torch.randn(self.SIZE, device=GPU_TYPE)
+        self.check_contiguous(self.check(lambda x: x.sum((1, 2, 3)), x))
+
+
 if __name__ == "__main__":
     if HAS_GPU:
         run_tests()

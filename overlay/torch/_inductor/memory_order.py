@@ -1,0 +1,115 @@
+"""
+Reduced dimensions in the order of memory.
+
+A reduction over several dimensions goes over them in the order in which the tensor has
+them. That is no matter where one kernel reduces: the scheduler orders its loops. Lowering
+splits a long reduction in parts before that, ranges of the flat index, and a part then goes
+across memory where the layout has another order. Group norm over channels last reduces
+[C / G, H * W], whose strides are 1 and C: each part was a channel of some pixels, an element
+of each line of memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from typing import Optional, TYPE_CHECKING
+from unittest.mock import patch
+
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from . import dependencies, ir
+from .utils import is_gpu
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+
+def in_memory_order(
+    x: ir.TensorBox, reduced: Collection[int], reduction_type: Optional[str]
+) -> Sequence[int]:
+    """
+    The dimensions of ``x``; those ``reduced``, outermost first as what is read has them.
+
+    As they are where an index of them is the result, on a CPU, and where sizes are unbacked.
+    """
+    size = x.get_size()
+    dimensions = range(len(size))
+    device = x.get_device()
+    if (
+        len([i for i in reduced if size[i] != 1]) < 2
+        or (reduction_type or "").startswith("arg")
+        or device is None
+        or not is_gpu(device.type)
+        or free_unbacked_symbols(size)
+    ):
+        return dimensions
+    found = _order_of_most_bytes(x, [i for i in dimensions if i in reduced])
+    return [i for i in dimensions if i not in reduced] + found
+
+
+def _order_of_most_bytes(x: ir.TensorBox, reduced: list[int]) -> list[int]:
+    """
+    ``reduced``, the largest stride first: of the reads along all of them, by bytes. The order
+    given where there is none, or as many bytes are read in that.
+    """
+    votes = collections.Counter({tuple(reduced): 0})
+    variables, ranges = dependencies.index_vars_squeeze(x.get_size())
+    along = [variables[0][i] for i in reduced if variables[0][i] != 0]
+    for read in _reads(x):
+        index = V.graph.sizevars.simplify_with_ranges(read.index, ranges)
+        if not index.free_symbols.issuperset(along):
+            continue  # broadcast along some: no order of all
+        if free_unbacked_symbols(index):
+            continue
+        hints = V.graph.sizevars.stride_hints(index, along, list(ranges))
+        if 0 in hints:
+            continue  # a view that is no product of a stride
+        stride = dict(zip(along, map(abs, hints)))
+        # what has one element goes first, as it moves nothing
+        order = sorted(
+            reduced,
+            key=lambda i: -stride.get(variables[0][i], max(stride.values()) + 1),
+        )
+        itemsize = V.graph.get_dtype(read.name).itemsize
+        votes[tuple(order)] += itemsize
+    (order, _), *_ = votes.most_common()
+    return list(order)
+
+
+def _reads(x: ir.TensorBox) -> list[dependencies.MemoryDep]:
+    """What ``x`` is loaded or computed from, by buffers' layouts as they will be decided."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(ir.FlexibleLayout, "allow_indexing", True))
+        found = _traced(x)
+        for name in {read.name for read in found}:
+            stack.enter_context(_layout_decided(name))
+        return _traced(x)
+
+
+def _traced(x: ir.TensorBox) -> list[dependencies.MemoryDep]:
+    reads = dependencies.extract_read_writes(x.make_loader(), x.get_size()).reads
+    return [
+        read
+        for read in sorted(reads, key=lambda read: read.name)
+        if isinstance(read, dependencies.MemoryDep)
+    ]
+
+
+@contextlib.contextmanager
+def _layout_decided(name: str) -> Iterator[None]:
+    """
+    Within, a buffer has the layout that ``decide_layout`` would give it. It is not asked to:
+    a reduction that is not split leaves that to later.
+    """
+    buffer = V.graph.name_to_buffer.get(name)
+    with contextlib.ExitStack() as stack:
+        if isinstance(buffer, ir.ComputedBuffer) and isinstance(
+            buffer.layout, ir.FlexibleLayout
+        ):
+            if order := buffer.get_fill_order():
+                layout = buffer.layout.as_fill_order(order)
+                stack.enter_context(patch.object(buffer, "layout", layout))
+        yield
