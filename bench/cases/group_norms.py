@@ -59,8 +59,16 @@ def _images(shape, dtype, device):
     return *(_channels_last(shape, dtype, device) for _ in range(2)), weight
 
 
-def _of_tensors(count):
-    return lambda shape, dtype: count * numel(shape) * dtype.itemsize
+def norm_bytes(shape, dtype):
+    return 2 * numel(shape) * dtype.itemsize + 2 * shape[1] * 4
+
+
+def grad_bytes(shape, dtype):
+    return 3 * numel(shape) * dtype.itemsize + 3 * shape[1] * 4
+
+
+def error_bytes(shape, dtype):
+    return 2 * numel(shape) * dtype.itemsize + 2 * shape[0] * 4
 
 
 CASES = [
@@ -71,7 +79,7 @@ CASES = [
         _inputs(False),
         SHAPES,
         ("bf16", "fp32"),
-        _of_tensors(2),
+        norm_bytes,
     ),
     Case(
         "group_norm_silu_grad",
@@ -80,7 +88,7 @@ CASES = [
         _inputs(True),
         SHAPES,
         ("bf16", "fp32"),
-        _of_tensors(3),
+        grad_bytes,
     ),
     Case(
         "group_norm_one",
@@ -89,7 +97,7 @@ CASES = [
         _inputs(False),
         SHAPES,
         ("bf16", "fp32"),
-        _of_tensors(2),
+        norm_bytes,
     ),
     Case(
         "group_norm_one_grad",
@@ -98,7 +106,7 @@ CASES = [
         _inputs(True),
         SHAPES,
         ("bf16", "fp32"),
-        _of_tensors(3),
+        grad_bytes,
     ),
     Case(
         "image_error",
@@ -107,6 +115,6 @@ CASES = [
         _images,
         SHAPES,
         ("bf16", "fp32"),
-        _of_tensors(2),
+        error_bytes,
     ),
 ]

@@ -24,7 +24,7 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
 
 def in_memory_order(
@@ -75,17 +75,26 @@ def _order_of_most_bytes(x: ir.TensorBox, reduced: list[int]) -> list[int]:
         )
         itemsize = V.graph.get_dtype(read.name).itemsize
         votes[tuple(order)] += itemsize
-    (order, _), *_ = votes.most_common()
-    return list(order)
+    (found, _), *_ = votes.most_common()
+    return list(found)
 
 
 def _reads(x: ir.TensorBox) -> list[dependencies.MemoryDep]:
-    """What ``x`` is loaded or computed from, by buffers' layouts as they will be decided."""
+    """
+    What ``x`` is loaded or computed from. Buffers without a layout count with the one that
+    ``decide_layout`` would give them. It is not asked to: it is early for that where the
+    reduction is not split.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(ir.FlexibleLayout, "allow_indexing", True))
-        found = _traced(x)
-        for name in {read.name for read in found}:
-            stack.enter_context(_layout_decided(name))
+        for read in _traced(x):
+            buffer = V.graph.name_to_buffer.get(read.name)
+            if not isinstance(buffer, ir.ComputedBuffer):
+                continue
+            layout, order = buffer.layout, buffer.get_fill_order()
+            if order and isinstance(layout, ir.FlexibleLayout):
+                decided = layout.as_fill_order(order)
+                stack.enter_context(patch.object(buffer, "layout", decided))
         return _traced(x)
 
 
@@ -96,20 +105,3 @@ def _traced(x: ir.TensorBox) -> list[dependencies.MemoryDep]:
         for read in sorted(reads, key=lambda read: read.name)
         if isinstance(read, dependencies.MemoryDep)
     ]
-
-
-@contextlib.contextmanager
-def _layout_decided(name: str) -> Iterator[None]:
-    """
-    Within, a buffer has the layout that ``decide_layout`` would give it. It is not asked to:
-    a reduction that is not split leaves that to later.
-    """
-    buffer = V.graph.name_to_buffer.get(name)
-    with contextlib.ExitStack() as stack:
-        if isinstance(buffer, ir.ComputedBuffer) and isinstance(
-            buffer.layout, ir.FlexibleLayout
-        ):
-            if order := buffer.get_fill_order():
-                layout = buffer.layout.as_fill_order(order)
-                stack.enter_context(patch.object(buffer, "layout", layout))
-        yield
