@@ -529,6 +529,25 @@ class MaxPoolOffsetsTest(TestCase):
     def test_ceil_mode(self):
         self.backward((2, 3, 10, 11), [3, 3], [2, 2], [0, 0], ceil_mode=True)
 
+    @unittest.skipIf(not scattered, "keeps it for its sizes")
+    @parametrize("layout", (torch.contiguous_format, torch.channels_last))
+    def test_the_input_is_not_kept(self, layout):
+        def f(x):
+            var, mean = torch.var_mean(x, (0, 2, 3), keepdim=True)
+            return F.max_pool2d(F.relu((x - mean) * (var + 1e-5).rsqrt()), 3, 2, 1)
+
+        x = torch.randn(4, 8, 16, 24, device=GPU_TYPE).to(memory_format=layout)
+        x.requires_grad_()
+        y = torch.compile(f)(x)
+        kept = [each for each in y.grad_fn.saved_tensors if each.is_floating_point()]
+        self.assertEqual([each.numel() for each in kept].count(x.numel()), 1)
+        grad = torch.randn_like(y)
+        (actual,) = torch.autograd.grad(y, x, grad)
+        exact = x.detach().double().requires_grad_()
+        (expected,) = torch.autograd.grad(f(exact), exact, grad.double())
+        self.assertEqual(actual.double(), expected, atol=1e-5, rtol=1e-5)
+        self.assertEqual(actual.stride(), x.stride())
+
     def test_indices_of_another_origin(self):
         # eager's, that nothing computed from offsets
         x = torch.randn(2, 3, 8, 8, device=GPU_TYPE)
@@ -899,6 +918,32 @@ class MemoryOrderTest(TestCase):
 
         args = (channels_last(*self.SIZE), torch.randn(64, device=GPU_TYPE))
         self.assertNotIn("%", self.loads(self.check(f, *args))[0])
+
+    @parametrize(
+        "reduce",
+        (
+            lambda x, y: x.sum(),
+            lambda x, y: F.mse_loss(x, y),
+            lambda x, y: torch.var(x - y),
+            lambda x, y: x[0].flatten(1).t().amax(),
+        ),
+    )
+    def test_all_elements(self, reduce):
+        # but for a variance, upstream has the dense dimension innermost
+        args = (channels_last(*self.SIZE), channels_last(*self.SIZE))
+        for index in self.loads(self.check(reduce, *args, atol=2e-2)):
+            self.assertNotRegex(index, r"\b(64|2560)\*\(")
+
+    def test_one_image(self):
+        def f(x):
+            return x.sum((1, 2, 3)), *torch.var_mean(x, (1, 2, 3))
+
+        def g(x):
+            return torch.var_mean(x, (1, 2, 3))
+
+        x = channels_last(1, *self.SIZE[1:])
+        self.check(f, x, atol=2e-3)
+        self.check_contiguous(self.check(g, x))
 
     def test_the_index_of_a_maximum(self):
         def f(x):

@@ -10,6 +10,7 @@ and element. Within the window, the element's own offset is a product and a sum.
 
 from __future__ import annotations
 
+import contextvars
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING
@@ -40,6 +41,12 @@ class WindowOffsets(NamedTuple):
     kernel_size: Sequence[int]
     stride: Sequence[int]
     padding: Sequence[int]
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether they lie in memory as what is pooled channels last."""
+        stride = self.offsets.maybe_get_stride()
+        return stride is not None and len(stride) == 4 and stride[1] == 1
 
     def is_maximum(
         self,
@@ -151,3 +158,36 @@ def compares_offsets(
     return windows_cover(
         sizes, pooled, kernel_size, stride, padding, statically_known_true
     )
+
+
+# whether a backward is being traced whose input is replaced
+_replaced = contextvars.ContextVar("_replaced", default=False)
+
+
+def compared_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """
+    What stands in a graph for a backward that ``compares_offsets``: the operator itself, of
+    an empty tensor like ``x``. The operator wants its sizes alone, and a forward would keep
+    ``x`` for them, which is as large as what the pool's windows cover.
+
+    NotImplemented where it is called for that operator.
+    """
+    if _replaced.get():
+        return NotImplemented
+    like_x = grad.new_empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    token = _replaced.set(True)
+    try:
+        return torch.ops.aten.max_pool2d_with_indices_backward(
+            grad, like_x, kernel_size, stride, padding, dilation, ceil_mode, indices
+        )
+    finally:
+        _replaced.reset(token)

@@ -7,12 +7,16 @@ splits a long reduction in parts before that, ranges of the flat index, and a pa
 across memory where the layout has another order. Group norm over channels last reduces
 [C / G, H * W], whose strides are 1 and C: each part was a channel of some pixels, an element
 of each line of memory.
+
+Where all elements are reduced, ``Reduction.check_for_split_dense_dim_reindexing`` has the
+dense dimension innermost, by its place among the tensor's.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import math
 from typing import Optional, TYPE_CHECKING
 from unittest.mock import patch
 
@@ -33,21 +37,26 @@ def in_memory_order(
     """
     The dimensions of ``x``; those ``reduced``, outermost first as what is read has them.
 
-    As they are where an index of them is the result, on a CPU, and where sizes are unbacked.
+    As they are where an index of them is the result, where a reduction (but for Welford's,
+    which has no type here) leaves one element, on a CPU, and where sizes are unbacked.
     """
     size = x.get_size()
     dimensions = range(len(size))
     device = x.get_device()
+    kept = [i for i in dimensions if i not in reduced]
     if (
         len([i for i in reduced if size[i] != 1]) < 2
-        or (reduction_type or "").startswith("arg")
         or device is None
         or not is_gpu(device.type)
         or free_unbacked_symbols(size)
     ):
         return dimensions
-    found = _order_of_most_bytes(x, [i for i in dimensions if i in reduced])
-    return [i for i in dimensions if i not in reduced] + found
+    if reduction_type is not None and (
+        reduction_type.startswith("arg")
+        or all(V.graph.sizevars.statically_known_equals(size[i], 1) for i in kept)
+    ):
+        return dimensions
+    return kept + _order_of_most_bytes(x, [i for i in dimensions if i in reduced])
 
 
 def _order_of_most_bytes(x: ir.TensorBox, reduced: list[int]) -> list[int]:
@@ -69,12 +78,9 @@ def _order_of_most_bytes(x: ir.TensorBox, reduced: list[int]) -> list[int]:
             continue  # a view that is no product of a stride
         stride = dict(zip(along, map(abs, hints)))
         # what has one element goes first, as it moves nothing
-        order = sorted(
-            reduced,
-            key=lambda i: -stride.get(variables[0][i], max(stride.values()) + 1),
-        )
-        itemsize = V.graph.get_dtype(read.name).itemsize
-        votes[tuple(order)] += itemsize
+        order = sorted(reduced, key=lambda i: -stride.get(variables[0][i], math.inf))
+        votes[tuple(order)] += V.graph.get_dtype(read.name).itemsize
+    # of equal votes the first that was entered
     (found, _), *_ = votes.most_common()
     return list(found)
 
@@ -87,14 +93,20 @@ def _reads(x: ir.TensorBox) -> list[dependencies.MemoryDep]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(ir.FlexibleLayout, "allow_indexing", True))
-        for read in _traced(x):
+        found = _traced(x)
+        decided = {}
+        for read in found:
             buffer = V.graph.name_to_buffer.get(read.name)
             if not isinstance(buffer, ir.ComputedBuffer):
                 continue
             layout, order = buffer.layout, buffer.get_fill_order()
             if order and isinstance(layout, ir.FlexibleLayout):
-                decided = layout.as_fill_order(order)
-                stack.enter_context(patch.object(buffer, "layout", decided))
+                decided[read.name] = layout.as_fill_order(order)
+        if not decided:
+            return found
+        for name, fixed in decided.items():
+            buffer = V.graph.name_to_buffer[name]
+            stack.enter_context(patch.object(buffer, "layout", fixed))
         return _traced(x)
 
 
