@@ -19,6 +19,7 @@ from torch._inductor.mix_order_pressure import (
     Pressure,
     pressure,
 )
+from torch._inductor.mix_order_row_loop import RowSplit
 from torch._inductor.mix_order_trace import Op, Trace, Width
 from torch._inductor.runtime.registers import all_registers
 from torch._inductor.runtime.triton_compat import Config, OutOfResources, PTXASError
@@ -711,6 +712,29 @@ class PressurePolicyTest(TestCase):
             self.run_with(lambda x, t: (x.sum(0), x.sum(1, keepdim=True) * t), *args)
         self.assertGreater(len(same), 1)  # legality and codegen
         self.assertTrue(all(same))
+
+    def test_a_plan_says_why_and_how_long(self):
+        of, plans = mix_order_plan.MixOrderPlan.of.__func__, {}
+
+        def watched(cls, *args, **options):
+            plan = of(cls, *args, **options)
+            plans[columns] = plan
+            return plan
+
+        fields = {field.name for field in dataclasses.fields(RowSplit)}
+        for columns in (96, 1001, 4096, 9000):
+            args = [torch.randn(40, columns, device=GPU_TYPE) for _ in range(2)]
+            with patch.object(mix_order_plan.MixOrderPlan, "of", classmethod(watched)):
+                self.run_with(lambda x, t: (x.sum(0), x.sum(1, keepdim=True) * t), *args)
+            split, why = plans[columns].split, plans[columns].split.why
+            self.assertLessEqual(why.keys(), fields)
+            self.assertIn("num_stages", why)
+            self.assertIn("reload" if split.reload else "num_stages", why)
+            self.assertEqual("prefetch" in why, split.prefetch)
+            for name, reason in why.items():
+                self.assertIn(f"{name}: {reason}", str(plans[columns]))
+        self.assertLess(0, plans[96].us)
+        self.assertLess(plans[96].us, plans[9000].us)
 
     def test_epilogue_counts_before_it_is_absorbed(self):
         # without the output that is made of the row's sum the rows would be read twice

@@ -20,6 +20,8 @@ import dataclasses
 import weakref
 from typing import Any, Optional, TYPE_CHECKING
 
+import sympy
+
 import torch
 
 from . import config
@@ -27,6 +29,7 @@ from .device_model import DeviceModel
 from .mix_order_accesses import domain
 from .mix_order_debug import debug_options
 from .mix_order_pressure import LaunchConfig, Pressure, pressure
+from .mix_order_programs import predicted_us
 from .mix_order_row_cost import row_cost, RowCost
 from .mix_order_row_loop import RowSplit, splits_rows
 from .mix_order_trace import Op, Trace
@@ -37,8 +40,6 @@ from .virtualized import V
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import sympy
 
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
@@ -58,13 +59,16 @@ class MixOrderPlan:
     split: the number of programs, and the rows, the warps, the stages and the loads of each
     registers: of a thread, predicted for each configuration that the kernel would be launched
         in; empty where rows are not kept
-    why: what was decided, and for what reason
+    why: rows are loaded once or twice, for this reason; `split.why` has the other reasons
+    us: what the kernel and the sums of its partials are predicted to take; None for a dynamic
+        number of rows
     """
 
     cost: RowCost
     split: RowSplit
     registers: tuple[Pressure, ...]
     why: str
+    us: Optional[float] = None
 
     @classmethod
     def of(
@@ -88,7 +92,7 @@ class MixOrderPlan:
         accesses = [node.read_writes for node in nodes]
         known, plan = plans.get(key, ([], None))
         if plan is None or any(a is not b for a, b in zip(known, accesses)):
-            plan = cls._make(contiguous, other, keeps_rows)
+            plan = cls._make(contiguous, other, keeps_rows)._timed(contiguous)
             fusion_log.debug("mix-order plan of %s and %s: %s", *key[1:], plan)
             plans[key] = accesses, plan
         return plan
@@ -125,12 +129,22 @@ class MixOrderPlan:
             return cls(cost, split, tuple(found), why)
         return cls(keeping, kept, tuple(kept_found), why)
 
+    def _timed(self, contiguous: Sequence[SchedulerNode]) -> MixOrderPlan:
+        rows, _ = reduced_numels(contiguous)
+        if not isinstance(rows, (int, sympy.Integer)):
+            return self
+        device = DeviceModel.of(DeviceProperties.create(contiguous[0].get_device()))
+        us = predicted_us(self.split, self.cost, device, int(rows), self.split.num_programs)
+        return dataclasses.replace(self, us=us)
+
     def __str__(self) -> str:
         split = self.split
+        time = "" if self.us is None else f", {self.us:.1f} us predicted"
+        reasons = "; ".join(f"{name}: {why}" for name, why in split.why.items())
         return (
             f"{split.num_programs} programs of {split.num_warps} warps, {split.xblock} rows a "
-            f"tile, {split.num_stages} stages, rows loaded {'twice' if split.reload else 'once'}: "
-            f"{self.why}"
+            f"tile, {split.num_stages} stages, rows loaded {'twice' if split.reload else 'once'}"
+            f"{time}: {self.why}; {reasons}"
         )
 
     @property

@@ -30,6 +30,22 @@ def count_programs(
     return most if rows is None else max(1, min(most, ceildiv(rows, xblock)))
 
 
+def predicted_us(
+    split: RowSplit, cost: RowCost, device: DeviceModel, rows: int, num_programs: int
+) -> float:
+    """
+    Of a kernel of ``num_programs``: the tiles of each, one after the other, and what the
+    partial accumulators of all take, in the kernel and in the one that adds them up.
+    """
+    tiles = ceildiv(rows, split.xblock)
+    tensors = 1 + STORED_SHARE * cost.stores_rows
+    tile_bytes = tensors * split.xblock * cost.columns * cost.stream_bytes
+    tile_us = device.tile_us + device.tile_us_per_byte * tile_bytes
+    partial_bytes = 4 * cost.accumulators * cost.columns
+    program_us = device.program_us + device.partial_us_per_byte * partial_bytes
+    return ceildiv(tiles, num_programs) * tile_us + num_programs * program_us
+
+
 def fewer_programs(
     split: RowSplit, cost: RowCost, device: DeviceModel, rows: Optional[int]
 ) -> RowSplit:
@@ -39,15 +55,9 @@ def fewer_programs(
     """
     if rows is None or not debug_options().fewer_programs:
         return split
-    tiles = ceildiv(rows, split.xblock)
-    tensors = 1 + STORED_SHARE * cost.stores_rows
-    tile_bytes = tensors * split.xblock * cost.columns * cost.stream_bytes
-    tile_us = device.tile_us + device.tile_us_per_byte * tile_bytes
-    partial_bytes = 4 * cost.accumulators * cost.columns
-    program_us = device.program_us + device.partial_us_per_byte * partial_bytes
 
     def us(programs: int) -> float:
-        return ceildiv(tiles, programs) * tile_us + programs * program_us
+        return predicted_us(split, cost, device, rows, programs)
 
     most = split.num_programs
     least = LEAST_PROGRAMS_PER_SM * device.sms
@@ -55,7 +65,10 @@ def fewer_programs(
     best = min(fewer, key=us, default=most)
     if us(most) - us(best) <= LEAST_GAIN_US:
         return split
-    return dataclasses.replace(split, num_programs=best)
+    why = f"{us(best):.1f} us are predicted, and {us(most):.1f} of all {most}"
+    return dataclasses.replace(
+        split, num_programs=best, why={**split.why, "num_programs": why}
+    )
 
 
 def idle_share(rows: Optional[int], xblock: int, num_programs: int) -> float:

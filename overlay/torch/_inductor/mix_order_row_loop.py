@@ -15,6 +15,8 @@ from .runtime.launch_plan import LaunchPlan
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .device_model import DeviceModel
 
 
@@ -41,6 +43,7 @@ class RowSplit:
     prefetch: whether the rows of the next tile are fetched into the L2 cache
     drop_padding: whether the columns that a row is padded by are left out of the
         accumulators before they are stored
+    why: the reasons, by the names above; what is not named follows from the others
     """
 
     num_programs: int
@@ -56,6 +59,7 @@ class RowSplit:
     all_registers: bool = False
     prefetch: bool = False
     drop_padding: bool = False
+    why: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def max_xblock(self) -> int:

@@ -124,10 +124,14 @@ def row_split(
     row_bytes = cost.rnumel * max(1, cost.stream_bytes)
     if row_bytes * 2 <= MAX_TILE_BYTES and cost.rnumel > MIN_TILE and not cost.slow:
         xblock = last_power_of_2(MAX_TILE_BYTES // row_bytes)
+        why = {"xblock": f"of {row_bytes} bytes, as many as {MAX_TILE_BYTES} hold"}
     else:
         smallest = MIN_TILE if cost.rnumel > 256 else MIN_TILE_NARROW
         xblock = max(1, smallest // cost.rnumel)
-    xblock = min(xblock, most_rows or xblock)
+        why = {"xblock": f"of {cost.rnumel} columns, {smallest} in all, or one"}
+    if most_rows is not None and most_rows < xblock:
+        xblock = most_rows
+        why = {"xblock": "more do not fit in registers"}
     tile = xblock * cost.rnumel
 
     # What is stored is computed when a row's reductions are known, so its inputs live
@@ -185,6 +189,14 @@ def row_split(
         if wide:
             num_warps = WIDE_ROW_WARPS
     reload = num_warps is None
+    if wide:
+        why["reload"] = "a row all but fills the registers of an SM"
+        if lacking:
+            why["reload"] = "what a row lacks of registers costs less than to load it again"
+    elif num_warps is None:
+        why["reload"] = "a row does not fit in registers"
+    else:
+        why["num_warps"] = f"{live_registers(num_warps)} registers a thread are live"
     if num_warps is None:
         padded = width == 1 and cost.columns < cost.rnumel
         num_warps = 16 if width == 1 and not padded else 8
@@ -203,6 +215,9 @@ def row_split(
         fit = registers_per_sm // (live_registers(num_warps) * num_warps * 32)
         most = max(1, min(fit, wanted))
         programs_per_sm = max(n for n in PROGRAMS_PER_SM if n <= most)
+        why["programs_per_sm"] = (
+            f"{wanted} cover the latency of memory, registers are there for {fit}"
+        )
 
     # more stages make up for a padded tile, where no other program does, or too few fit
     flight = device.flight_bytes if programs_per_sm == 1 else device.several_flight_bytes
@@ -224,6 +239,9 @@ def row_split(
         fit = throughout(num_warps) + cost.streams * tile <= registers_per_sm
         num_stages = 1 if fit or padded else 2
 
+    why["num_stages"] = (
+        f"{num_stages} cover the latency of memory, shared memory is there for {stages}"
+    )
     num_stages = max(1, min(num_stages, stages))
     # Two stages leave memory idle. What fetches ahead takes registers, too.
     ahead = num_stages > 2 or (num_stages == 2 and cost.lacks_registers and not reload)
@@ -231,13 +249,16 @@ def row_split(
         cost, device, xblock, programs_per_sm
     )
     if prefetch and wide and width == 1 and num_stages == 2:
-        num_stages = 1  # the cache holds the next row without its padding
+        num_stages = 1
+        why["num_stages"] = "the L2 cache holds the next row without its padding"
     # Accumulators of whole tiles, and values of 8 bytes, take more than is counted above.
     share = all_registers(registers_per_sm, num_warps, programs_per_sm)
     shares = debug_options().share_registers and (
         share == MAX_REGISTERS_PER_THREAD
         or not (accumulate_tiles(num_warps) or cost.wide_values)
     )
+    if prefetch:
+        why["prefetch"] = f"{num_stages} stages have too little in flight"
     num_programs = count_programs(device, programs_per_sm, rows, xblock)
     return RowSplit(
         num_programs=num_programs,
@@ -263,6 +284,7 @@ def row_split(
         and not reload
         and width == 1
         and kept_columns(cost, num_warps) < cost.rnumel,
+        why=why,
     )
 
 
@@ -364,6 +386,12 @@ def unstaged_row_split(
         all_registers=shared
         or takes_all_registers(cost.lacks_registers, programs_per_sm),
         prefetch=prefetch,
+        why={
+            "num_stages": "rows are loaded an element at a time, or copied a few bytes at a time",
+            "num_warps": f"{most_columns} columns a thread at most",
+            "programs_per_sm": f"{warps_per_sm} warps an SM hide the latency, if they fit",
+            **({"prefetch": "nothing is in flight while a tile is computed"} if prefetch else {}),
+        },
     )
 
 
