@@ -59,12 +59,13 @@ def _images(shape, dtype, device):
     return *(_channels_last(shape, dtype, device) for _ in range(2)), weight
 
 
-def norm_bytes(shape, dtype):
-    return 2 * numel(shape) * dtype.itemsize + 2 * shape[1] * 4
+def norm_bytes(shape, dtype, tensors=2):
+    """Of so many tensors, and as many of a value a channel."""
+    return tensors * (numel(shape) * dtype.itemsize + shape[1] * 4)
 
 
 def grad_bytes(shape, dtype):
-    return 3 * numel(shape) * dtype.itemsize + 3 * shape[1] * 4
+    return norm_bytes(shape, dtype, tensors=3)
 
 
 def error_bytes(shape, dtype):

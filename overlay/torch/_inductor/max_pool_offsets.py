@@ -164,19 +164,10 @@ def compares_offsets(
 _replaced = contextvars.ContextVar("_replaced", default=False)
 
 
-def compared_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: torch.Tensor,
-) -> torch.Tensor:
+def compared_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     """
     What stands in a graph for a backward that ``compares_offsets``: the operator itself, of
-    an empty tensor like ``x``. The operator wants its sizes alone, and a forward would keep
+    its other ``args`` and an empty tensor like ``x``. The operator wants its sizes alone, and a forward would keep
     ``x`` for them, which is as large as what the pool's windows cover.
 
     NotImplemented where it is called for that operator.
@@ -186,8 +177,6 @@ def compared_backward(
     like_x = grad.new_empty_strided(x.shape, x.stride(), dtype=x.dtype)
     token = _replaced.set(True)
     try:
-        return torch.ops.aten.max_pool2d_with_indices_backward(
-            grad, like_x, kernel_size, stride, padding, dilation, ceil_mode, indices
-        )
+        return torch.ops.aten.max_pool2d_with_indices_backward(grad, like_x, *args)
     finally:
         _replaced.reset(token)

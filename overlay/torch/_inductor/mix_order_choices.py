@@ -13,7 +13,7 @@ import sympy
 from .device_model import DeviceModel
 from .mix_order_producer_sum_cost import why_not_producer_sum
 from .mix_order_profit import why_not_profitable
-from .mix_order_programs import fewer_programs
+from .mix_order_programs import fewer_programs, static_rows
 from .mix_order_row_split import row_split
 from .mix_order_spills import why_spills
 
@@ -40,7 +40,7 @@ class MixOrderChoices:
     ) -> RowSplit:
         """How many programs a mix-order kernel has, and the tile that each reduces at
         once. programs_per_sm is given when it is autotuned."""
-        fixed = int(rows) if isinstance(rows, (int, sympy.Integer)) else None
+        fixed = static_rows(rows)
         model = DeviceModel.of(device)
         split = row_split(cost, model, fixed, programs_per_sm)
         if programs_per_sm is not None:

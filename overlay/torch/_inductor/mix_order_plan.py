@@ -20,8 +20,6 @@ import dataclasses
 import weakref
 from typing import Any, Optional, TYPE_CHECKING
 
-import sympy
-
 import torch
 
 from . import config
@@ -29,7 +27,7 @@ from .device_model import DeviceModel
 from .mix_order_accesses import domain
 from .mix_order_debug import debug_options
 from .mix_order_pressure import LaunchConfig, Pressure, pressure
-from .mix_order_programs import predicted_us
+from .mix_order_programs import predicted_us, static_rows
 from .mix_order_row_cost import row_cost, RowCost
 from .mix_order_row_loop import RowSplit, splits_rows
 from .mix_order_trace import Op, Trace
@@ -40,6 +38,8 @@ from .virtualized import V
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import sympy
 
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
@@ -130,11 +130,11 @@ class MixOrderPlan:
         return cls(keeping, kept, tuple(kept_found), why)
 
     def _timed(self, contiguous: Sequence[SchedulerNode]) -> MixOrderPlan:
-        rows, _ = reduced_numels(contiguous)
-        if not isinstance(rows, (int, sympy.Integer)):
+        rows = static_rows(reduced_numels(contiguous)[0])
+        if rows is None:
             return self
         device = DeviceModel.of(DeviceProperties.create(contiguous[0].get_device()))
-        us = predicted_us(self.split, self.cost, device, int(rows), self.split.num_programs)
+        us = predicted_us(self.split, self.cost, device, rows, self.split.num_programs)
         return dataclasses.replace(self, us=us)
 
     def __str__(self) -> str:

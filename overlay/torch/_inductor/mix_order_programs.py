@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional, TYPE_CHECKING
 
+import sympy
+
 from .mix_order_debug import debug_options
 from .runtime.runtime_utils import ceildiv
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 STORED_SHARE = 0.5  # what is stored of a tile, of what is loaded
 LEAST_GAIN_US = 0.2  # of fewer programs: what was predicted to gain less may lose
 LEAST_PROGRAMS_PER_SM = 3 / 4  # with fewer, too many SMs have nothing to do
+
+
+def static_rows(rows: sympy.Expr) -> Optional[int]:
+    """Their number; None where it is dynamic."""
+    return int(rows) if isinstance(rows, (int, sympy.Integer)) else None
 
 
 def count_programs(
