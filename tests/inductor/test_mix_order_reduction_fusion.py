@@ -14,6 +14,7 @@ from torch._inductor.device_model import DeviceModel, SM_90
 from torch._inductor.exc import InductorError
 from torch._inductor.mix_order_debug import debug_options, DebugOptions
 from torch._inductor.mix_order_profit import estimate, Work
+from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -354,10 +355,10 @@ def whole_norm_backward(x, dy, weight):
 
 
 @instantiate_parametrized_tests
-class CancelSplitTest(TestCase):
+class FewLongRowsTest(TestCase):
     """
-    Few long rows are split at lowering. In non-strict mode a mix-order reduction
-    has them whole: one kernel, whatever follows the second layer included.
+    A row that a program may have at once is not split, however few there are. In non-strict
+    mode a mix-order reduction has them: one kernel, with what is made of a row's result.
     """
 
     def setUp(self):
@@ -392,8 +393,7 @@ class CancelSplitTest(TestCase):
         self.check(whole_norm_backward, x, dy, weight)
 
     @parametrize("dtype", (torch.float32, torch.bfloat16))
-    def test_result_of_the_second_layer(self, dtype):
-        # the parts are float32: the cast to the result's type is the second layer's
+    def test_result_of_another_type(self, dtype):
         x = torch.randn(13, 8472, device=GPU_TYPE).to(dtype)
         f = lambda x: (x.sum(1), x.sum(0), x.sum(1, keepdim=True) * 2)  # noqa: E731
         self.check(f, x, tol=1e-2)
@@ -441,14 +441,13 @@ class CancelSplitTest(TestCase):
         self.check(f, torch.randn(13, 8472, device=GPU_TYPE), kernels=kernels)
 
     def test_reader_that_is_another_reduction(self):
-        # the maximum has a kernel of its own: nothing joins a mix-order kernel in front
+        # the maximum is in the kernel as well
         def f(x):
             shifted = x - x.amax(1, keepdim=True)
             return shifted - shifted.exp().sum(1, keepdim=True).log(), x.sum(0)
 
-        # some releases split both as one online softmax
         x = torch.randn(13, 8472, device=GPU_TYPE)
-        self.check(f, x, kernels=2, online_softmax=False)
+        self.check(f, x, online_softmax=False)
 
     def test_dynamic_rows(self):
         x, dy = (torch.randn(13, 8472, device=GPU_TYPE) for _ in range(2))
@@ -457,22 +456,17 @@ class CancelSplitTest(TestCase):
             torch._dynamo.mark_dynamic(tensor, 0)
         self.check(whole_norm_backward, x, dy, weight)
 
-    def test_a_dependency_keeps_the_split(self):
+    def test_a_dependency(self):
         # the sum over rows needs the row's maximum: no kernel can have both
         x = torch.randn(13, 8472, device=GPU_TYPE)
         f = lambda x: (x - x.amax(1, keepdim=True)).sum(0)  # noqa: E731
-        self.check(lambda x: (f(x),), x, fused=0, kernels=3)
+        self.check(lambda x: (f(x),), x, fused=0, kernels=2)
 
-    @parametrize("knob", ("cancel_split", "mix_order_reduction"))
-    def test_off(self, knob):
-        # declined, and the code is that without mix-order reductions
+    def test_off(self):
         x, dy = (torch.randn(13, 8472, device=GPU_TYPE) for _ in range(2))
         weight = torch.randn(8472, device=GPU_TYPE)
-        off = {
-            "cancel_split": {DEBUG: {"cancel_split": False}},
-            "mix_order_reduction": {"triton.mix_order_reduction": False},
-        }[knob]
-        self.check(whole_norm_backward, x, dy, weight, fused=0, kernels=4, **off)
+        off = {"triton.mix_order_reduction": False}
+        self.check(whole_norm_backward, x, dy, weight, fused=0, kernels=2, **off)
 
     def test_strict(self):
         x = torch.randn(64, 16384, device=GPU_TYPE)
@@ -480,7 +474,39 @@ class CancelSplitTest(TestCase):
             "triton.mix_order_reduction_non_strict_mode": False,
             "triton.mix_order_reduction_cost_model": False,
         }
-        self.check(lambda x: (x.sum(1), x.sum(0)), x, fused=0, kernels=3, **strict)
+        self.check(lambda x: (x.sum(1), x.sum(0)), x, fused=0, kernels=2, **strict)
+
+    @parametrize("shape", ((2, 9001), (3, 16384), (2, 5, 12288)))
+    def test_what_reduces_rows_alone(self, shape):
+        x = torch.randn(shape, device=GPU_TYPE)
+        for f in (
+            lambda x: torch.softmax(x, -1),
+            lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1),
+            lambda x: x.sum(-1),
+        ):
+            torch._dynamo.reset()
+            metrics.reset()
+            self.check(lambda x, f=f: (f(x),), x, fused=0)
+
+    def test_all_elements_are_no_row(self):
+        x = torch.randn(3, 4096, device=GPU_TYPE)
+        self.check(lambda x: (x.sum(),), x, fused=0, kernels=2)
+
+    def test_longer_rows_are_split(self):
+        x = torch.randn(3, 16640, device=GPU_TYPE)
+        self.check(lambda x: (x.sum(1),), x, fused=0, kernels=2)
+
+    def test_other_gpus(self):
+        """On other GPUs than NVIDIA's as upstream."""
+        create = DeviceProperties.create
+        for kind, split in (("cuda", False), ("hip", True), ("xpu", True)):
+            device = create(torch.device(GPU_TYPE))._replace(type=kind)
+            with patch.object(DeviceProperties, "create", lambda _, d=device: d):
+                factor = V.choices.reduction_split_factor
+                self.assertEqual(factor(None, 9000, 8, inner_reduction=True) > 1, split)
+                self.assertGreater(factor(None, 9000, 1, inner_reduction=True), 1)
+                self.assertEqual(factor(None, 8192, 8, inner_reduction=True), 1)
+                self.assertGreater(factor(None, 16385, 8, inner_reduction=True), 1)
 
 
 # amax and amin

@@ -5,6 +5,7 @@ import ast
 import os
 import re
 import unittest
+from unittest.mock import patch
 
 import torch
 import torch._functorch.config
@@ -228,8 +229,13 @@ class SplitContiguousNodeTest(MixOrderTestCase):
         x, dy = (torch.randn(shape, device=GPU_TYPE) for _ in range(2))
         weight = torch.randn(columns, device=GPU_TYPE)
         rstd = torch.rand(rows, 1, device=GPU_TYPE)
-        keep = {"triton.mix_order_reduction_debug": {"cancel_split": False}}
-        self.check(f, x, weight, dy, rstd, fused=0, **keep)
+
+        def split(device, reduction_numel_hint, numel_hint, inner_reduction):
+            return 3 if reduction_numel_hint == columns else 1
+
+        split = staticmethod(split)
+        with patch.object(InductorChoices, "reduction_split_factor", split):
+            self.check(f, x, weight, dy, rstd, fused=0)
 
 
 @instantiate_parametrized_tests

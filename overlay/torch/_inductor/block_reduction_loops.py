@@ -8,6 +8,7 @@ Each node computes what it did before.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Optional, TYPE_CHECKING
 
 import sympy
@@ -34,7 +35,7 @@ ACCESSES = (
 )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Strides:
     """
     An index as ``start`` and a stride for each of the loops' variables.
@@ -49,16 +50,22 @@ class Strides:
     @classmethod
     def of(cls, index: sympy.Expr, ranges: dict[Any, Any]) -> Optional[Strides]:
         """None for what is no sum of multiples of the variables."""
-        index = index.replace(Identity, lambda x: x)
-        if has_indirect_access(index):
-            return None
-        zero = dict.fromkeys(ranges, 0)
-        start = sympy_subs(index, zero)
-        strides = {v: sympy_subs(index, {**zero, v: 1}) - start for v in ranges}
-        total = start + sum(v * stride for v, stride in strides.items())
-        if sympy.expand(total - index) != 0:
-            return None
-        return cls(start, strides, ranges)
+        return _strides(index, tuple(ranges.items()))
+
+
+# nodes and layers read alike, and each is asked for a few times
+@functools.lru_cache(1024)
+def _strides(index: sympy.Expr, ranges: tuple[tuple[Any, Any], ...]) -> Optional[Strides]:
+    index = index.replace(Identity, lambda x: x)
+    if has_indirect_access(index):
+        return None
+    zero = {v: 0 for v, _ in ranges}
+    start = sympy_subs(index, zero)
+    strides = {v: sympy_subs(index, {**zero, v: 1}) - start for v in zero}
+    total = start + sum(v * stride for v, stride in strides.items())
+    if sympy.expand(total - index) != 0:
+        return None
+    return Strides(start, strides, dict(ranges))
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -10,6 +10,7 @@ read from a tensor is: to wrap and to check an index, and the arithmetic on it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TYPE_CHECKING
 
 import sympy
@@ -77,21 +78,31 @@ INDIRECT_SLOTS = 8 * INTEGER_SLOTS
 DIVISION_SLOTS = 8 * INTEGER_SLOTS
 
 
-def issue_slots(body: LoopBody, columns: sympy.Expr) -> tuple[int, OrderedSet[str]]:
+@dataclasses.dataclass(frozen=True)
+class IssueSlots:
     """
-    Issue slots of an element of ``body``, of whose loops the innermost are over the
-    ``columns`` of a row; and the buffers of which it loads elements where another tensor
-    says, or that do not adjoin along a row.
+    What an element of a loop body takes.
+
+    slots: of all that it does
+    computed: the operations, each value once
+    gathered: the buffers of which it loads elements where another tensor says, or that do
+        not adjoin along a row
     """
-    counter = _Counter(body, columns)
-    return counter.slots(body.root_block), counter.gathered
+
+    slots: int
+    computed: tuple[str, ...]
+    gathered: OrderedSet[str]
+
+    def of(self, names: Sequence[str]) -> int:
+        """The slots of operations of ``names``."""
+        return sum(op_slots(name) for name in self.computed if name in names)
 
 
-def slots_of(body: LoopBody, columns: sympy.Expr, names: Sequence[str]) -> int:
-    """Issue slots of an element of ``body`` in operations of ``names``, each value once."""
+def count_slots(body: LoopBody, columns: sympy.Expr) -> IssueSlots:
+    """Of ``body``, of whose loops the innermost are over the ``columns`` of a row."""
     counter = _Counter(body, columns)
-    counter.slots(body.root_block)
-    return sum(op_slots(name) for name in counter.computed if name in names)
+    slots = counter.slots(body.root_block)
+    return IssueSlots(slots, tuple(counter.computed), counter.gathered)
 
 
 class _Counter:
@@ -129,7 +140,7 @@ class _Counter:
                 expr = indices[node] = self.body.indexing_exprs[args[0]]
                 args = [expr]
                 is_wide = not self.elements.isdisjoint(expr.free_symbols)
-            key = (name, *map(str, args), str(node.kwargs))
+            key = (name, *map(_hashed, args), *map(str, node.kwargs.items()))
             is_new = key not in self.known
             values[node] = self.known.setdefault(key, f"%{len(self.known)}")
             if name in self.body.subblocks:
@@ -174,6 +185,11 @@ class _Counter:
             elif isinstance(part, (sympy.Add, Min, Max)):
                 total += INTEGER_SLOTS * (len(part.args) - 1)
         return total
+
+
+def _hashed(arg: Any) -> Any:
+    """``arg`` as part of a key. An index is one; to print it takes long."""
+    return arg if isinstance(arg, sympy.Basic) else str(arg)
 
 
 def op_slots(name: str) -> int:

@@ -17,11 +17,6 @@ from . import config
 class DebugOptions:
     """The name, the type and the default of each option."""
 
-    # Rows under twice the number of multiprocessors and columns over 8192 have their
-    # reduction split in two layers at lowering. True: cancel the split where a mix-order
-    # reduction wants the node, which only non-strict mode does for so few rows. False:
-    # keep the split, and do not fuse.
-    cancel_split: bool = True
     # Reductions over the rows and over the columns of a square tensor are of mixed orders
     # too, and are never fused into a loop of one order. False: as if they were not, since
     # their loops are the same.

@@ -12,5 +12,4 @@ from .mix_order_reduction import (
     why_not_partial_accumulators as why_not_partial_accumulators,
 )
 from .mix_order_spills import finishes_rows as finishes_rows
-from .mix_order_split import cancel_contiguous_splits as cancel_contiguous_splits
 from .mix_order_square import orders_differ as orders_differ

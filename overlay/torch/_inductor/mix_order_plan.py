@@ -57,8 +57,9 @@ class MixOrderPlan:
 
     cost: of a row
     split: the number of programs, and the rows, the warps, the stages and the loads of each
+    ops: what the kernel computes, in order
     registers: of a thread, predicted for each configuration that the kernel would be launched
-        in; empty where rows are not kept
+        in. These and the operations are left empty for profit, which asks for neither
     why: rows are loaded once or twice, for this reason; `split.why` has the other reasons
     us: what the kernel and the sums of its partials are predicted to take; None for a dynamic
         number of rows
@@ -66,6 +67,7 @@ class MixOrderPlan:
 
     cost: RowCost
     split: RowSplit
+    ops: tuple[Op, ...]
     registers: tuple[Pressure, ...]
     why: str
     us: Optional[float] = None
@@ -110,15 +112,15 @@ class MixOrderPlan:
         device = DeviceProperties.create(contiguous[0].get_device())
         split = V.choices.mix_order_row_split(cost, rows, device)
         if not keeps_rows:
-            return cls(cost, split, (), "rows that do not fit are loaded twice")
-        ops = operations(contiguous, other)
+            return cls(cost, split, (), (), "rows that do not fit are loaded twice")
+        ops = Trace.of(rows, contiguous, other)
         found = predicted(split, contiguous, ops)
         if not split.reload:
-            return cls(cost, split, tuple(found), "rows fit in registers, or nearly")
+            return cls(cost, split, ops, found, "rows fit in registers, or nearly")
         keeping = dataclasses.replace(cost, keeps_rows=True)
         kept = V.choices.mix_order_row_split(keeping, rows, device)
         if kept.reload:
-            return cls(cost, split, tuple(found), "rows are too long to be kept")
+            return cls(cost, split, ops, found, "rows are too long to be kept")
         kept_found = predicted(kept, contiguous, ops)
         kept_lacks, lacks = (
             min(each.excess / each.limit for each in found_of)
@@ -126,8 +128,8 @@ class MixOrderPlan:
         )
         why = f"lacks {kept_lacks:.2f} of the registers kept, and {lacks:.2f} loaded twice"
         if kept_lacks > max(0, lacks - KEPT_LACKING_LESS):
-            return cls(cost, split, tuple(found), why)
-        return cls(keeping, kept, tuple(kept_found), why)
+            return cls(cost, split, ops, found, why)
+        return cls(keeping, kept, ops, kept_found, why)
 
     def _timed(self, contiguous: Sequence[SchedulerNode]) -> MixOrderPlan:
         rows = static_rows(reduced_numels(contiguous)[0])
@@ -231,17 +233,9 @@ def partials(
     return [node for node in other if node.is_reduction() and domain(node) == numels]
 
 
-def operations(
-    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
-) -> tuple[Op, ...]:
-    """What the kernel of these nodes computes, in order."""
-    rows, _ = reduced_numels(contiguous)
-    return Trace.of(rows, contiguous, other)
-
-
 def predicted(
     split: RowSplit, contiguous: Sequence[SchedulerNode], ops: Sequence[Op]
-) -> list[Pressure]:
+) -> tuple[Pressure, ...]:
     """
     Of the kernel that reduces the rows of ``contiguous`` and computes ``ops``, in each
     configuration that it would be launched in.
@@ -249,7 +243,7 @@ def predicted(
     _, columns = reduced_numels(contiguous)
     device = DeviceModel.of(DeviceProperties.create(contiguous[0].get_device()))
     columns = V.graph.sizevars.optimization_hint(columns)
-    return [
+    return tuple(
         pressure(ops, columns, launch, device.registers_per_sm)
         for launch in launch_configs(split)
-    ]
+    )

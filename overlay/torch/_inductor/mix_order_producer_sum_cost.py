@@ -12,7 +12,7 @@ import sympy
 from torch.utils._ordered_set import OrderedSet
 
 from .device_model import DeviceModel
-from .issue_slots import issue_slots, slots_of
+from .issue_slots import count_slots
 from .mix_order_accesses import domain, whole_accesses
 from .mix_order_row_cost import row_cost
 from .mix_order_row_loop import splits_rows
@@ -105,8 +105,9 @@ class ProducerSum:
             itemsizes = [get_dtype_size(V.graph.get_dtype(name)) for name in names]
             return sum(itemsizes) * rows * columns
 
-        counted = [issue_slots(snode._body, rnumel) for snode in node1.get_nodes()]  # type: ignore[attr-defined]
-        gathered = OrderedSet(name for _, names in counted for name in names)
+        counted = [count_slots(snode._body, rnumel) for snode in node1.get_nodes()]  # type: ignore[attr-defined]
+        gathered = OrderedSet(name for each in counted for name in each.gathered)
+        functions = sum(each.of(FUNCTIONS) for each in counted)
         rblock = next_power_of_2(columns)
         other = FusedSchedulerNode.fuse(node2, consumer) if node2 else consumer
         after = row_cost(node1.get_nodes(), other.get_nodes(), xnumel, rnumel, rblock)
@@ -130,8 +131,8 @@ class ProducerSum:
             launches_saved=1
             + MixOrderReduction.is_split_reduction(consumer)
             - (node2 is None),
-            compute_bytes=int(rows * rblock * function_bytes(node1, rnumel, device)),
-            slots=sum(slots for slots, _ in counted),
+            compute_bytes=int(rows * rblock * functions * device.function_slot_bytes),
+            slots=sum(each.slots for each in counted),
             bytes_gathered=rows
             * columns
             * sum(get_dtype_size(V.graph.get_dtype(name)) for name in gathered),
@@ -159,15 +160,6 @@ def is_across(dep: MemoryDep) -> bool:
     """Whether what ``dep`` touches adjoins in memory in another loop than the innermost."""
     strides = [dep.index.coeff(var) for var in dep.var_names]
     return 1 in strides[:-1] and strides[-1] != 1
-
-
-def function_bytes(
-    node: BaseSchedulerNode, columns: sympy.Expr, device: DeviceModel
-) -> float:
-    """What would be moved while ``node`` computes the `FUNCTIONS` of an element."""
-    bodies = (snode._body for snode in node.get_nodes())  # type: ignore[attr-defined]
-    slots = sum(slots_of(body, columns, FUNCTIONS) for body in bodies)
-    return slots * device.function_slot_bytes
 
 
 def slower_by(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from typing import Any, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
@@ -118,37 +119,17 @@ def row_cost(
     for node, dep in ((each, dep) for each in in_kernel for dep in each.read_writes.reads):
         if not isinstance(dep, MemoryDep) or dep.name in written:
             continue
-        numel = accessed_numel(dep)
-        # the loops of rows that are split unevenly go beyond the last
-        buffer_numel = V.graph.get_numel(dep.name)
-        if hint(buffer_numel, fallback=0) < hint(numel, fallback=0):
-            numel = buffer_numel
-        # Rows that are gathered, of which several are one, or that are made of parts, are
-        # tiles as well. A value a row, of rows that are split in two layers, is none: it
-        # may have a loop of as many rows as there are columns, and more rows in all.
-        whole_rows = (
-            dep.is_indirect()
-            or not any(statically_known_equals(numel, n) for n in (rnumel, xnumel))
-        ) and any(
-            dep.index.coeff(var) == 1 and statically_known_equals(size, rnumel)
-            for var, size in dep.ranges.items()
-        )
-        if whole_rows or hint(numel, fallback=0) > 2 * max(
-            hint(xnumel, fallback=0), hint(rnumel, fallback=rblock)
-        ):
+        read = _read(dep, xnumel, rnumel, columns)
+        if read.is_of_rows:
             size = get_dtype_size(V.graph.get_dtype(dep.name))
             streamed[dep.name] = size
             # nodes may number the same elements by other loops
             at = places.setdefault(dep.name, {}).setdefault(node, OrderedSet())
             at.add(dep.index)
-            # what masks the end of a row is known of as many columns at once, too
-            adjacent = math.gcd(aligned_columns(dep), columns)
-            copy_bytes = max(copy_bytes, adjacent * size)
-            most_adjacent = max(most_adjacent, adjacent)
-            adjoin &= not dep.is_indirect() and statically_known_equals(
-                buffer_numel, numel
-            )
-        elif statically_known_equals(numel, rnumel) and not (
+            copy_bytes = max(copy_bytes, read.adjacent * size)
+            most_adjacent = max(most_adjacent, read.adjacent)
+            adjoin &= read.is_whole
+        elif statically_known_equals(read.numel, rnumel) and not (
             square and follows_rows(dep, node in contiguous)
         ):
             invariant.add(dep.name)
@@ -190,6 +171,67 @@ def row_cost(
             size * (loads[name] - 1) for name, size in streamed.items()
         ),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """
+    What a mix-order kernel reads of a buffer.
+
+    numel: elements
+    is_of_rows: whether they are tiles of rows, not a few values a row or a column
+    is_whole: whether they are the buffer, so that each row follows the one before
+    adjacent: columns of a row that a thread can load at once
+    """
+
+    numel: sympy.Expr
+    is_of_rows: bool
+    is_whole: bool
+    adjacent: int
+
+    @classmethod
+    def of(
+        cls, dep: MemoryDep, xnumel: sympy.Expr, rnumel: sympy.Expr, columns: int
+    ) -> _Read:
+        statically_known_equals = V.graph.sizevars.statically_known_equals
+        hint = V.graph.sizevars.optimization_hint
+        numel = accessed_numel(dep)
+        # the loops of rows that are split unevenly go beyond the last
+        buffer_numel = V.graph.get_numel(dep.name)
+        if hint(buffer_numel, fallback=0) < hint(numel, fallback=0):
+            numel = buffer_numel
+        # Rows that are gathered, of which several are one, or that are made of parts, are
+        # tiles as well. A value a row, of rows that are split in two layers, is none: it
+        # may have a loop of as many rows as there are columns, and more rows in all.
+        few = 2 * max(hint(xnumel, fallback=0), columns)
+        is_of_rows = hint(numel, fallback=0) > few or (
+            (
+                dep.is_indirect()
+                or not any(statically_known_equals(numel, n) for n in (rnumel, xnumel))
+            )
+            and any(
+                statically_known_equals(size, rnumel) and dep.index.coeff(var) == 1
+                for var, size in dep.ranges.items()
+            )
+        )
+        is_whole = not dep.is_indirect() and statically_known_equals(buffer_numel, numel)
+        # what masks the end of a row is known of as many columns at once, too
+        adjacent = math.gcd(aligned_columns(dep), columns) if is_of_rows else 1
+        return cls(numel, is_of_rows, is_whole, adjacent)
+
+
+# of one graph, whose nodes are candidates for many kernels
+_reads: weakref.WeakKeyDictionary[Any, dict[Any, _Read]] = weakref.WeakKeyDictionary()
+
+
+def _read(
+    dep: MemoryDep, xnumel: sympy.Expr, rnumel: sympy.Expr, columns: int
+) -> _Read:
+    known = _reads.setdefault(V.graph.scheduler, {})
+    key = (dep, xnumel, rnumel, columns)
+    if key not in known:
+        known[key] = _Read.of(*key)
+    return known[key]
 
 
 def follows_rows(dep: MemoryDep, contiguous: bool) -> bool:

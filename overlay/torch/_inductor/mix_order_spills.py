@@ -17,14 +17,12 @@ from .dependencies import MemoryDep
 from .mix_order_plan import (
     launch_configs,
     MixOrderPlan,
-    operations,
     partials,
     predicts_registers,
     reduced_numels,
 )
 from .mix_order_pressure import LaunchConfig, Pressure
 from .mix_order_row_cost import RowCost, SLOW_FUNCTIONS
-from .mix_order_split import is_second_layer
 from .mix_order_trace import Width
 from .runtime.registers import THREADS_PER_WARP
 from .utils import get_dtype_size, sympy_product
@@ -115,7 +113,6 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
     pending: list[SchedulerNode] = [*reductions]
     while pending:
         node = pending.pop()
-        split = MixOrderReduction.is_split_reduction(node)
         for user in (user for output in node.get_outputs() for user in output.users):
             reader = user.node
             if (
@@ -124,10 +121,6 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
                 or reader.get_name() in names
                 or not MixOrderReduction.is_contiguous_node(reader)
             ):
-                continue
-            if split and is_second_layer(reader.node, node):
-                # the kernel has no second layer
-                pending.append(reader)
                 continue
             numel = sympy_product(reader.group[1])
             if reader.is_reduction() or not (
@@ -187,13 +180,12 @@ def _why_spills(
     other: Sequence[SchedulerNode],
     absorbs: bool,
 ) -> Optional[str]:
-    ops = operations(contiguous, other)
     plan = MixOrderPlan.of(contiguous, other)
     cost, split, found = plan.cost, plan.split, plan.registers
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"
     if split.reload and any(
-        op.name in SLOW_OPS and op.width == Width.TILE for op in ops
+        op.name in SLOW_OPS and op.width == Width.TILE for op in plan.ops
     ):
         return "slow functions of rows that are loaded twice would be computed twice"
     if absorbs:

@@ -57,8 +57,6 @@ def orders_differ(node1: BaseSchedulerNode, node2: BaseSchedulerNode) -> bool:
         and debug_options().square
         and node1.is_reduction()
         and node2.is_reduction()
-        and splits_agree(node1)
-        and splits_agree(node2)
     ):
         return False
     group = MixOrderReduction.get_numel_rnumel(node1)
@@ -66,6 +64,7 @@ def orders_differ(node1: BaseSchedulerNode, node2: BaseSchedulerNode) -> bool:
         len(group) != 2
         or not V.graph.sizevars.statically_known_equals(*group)
         or tuple(group) != tuple(MixOrderReduction.get_numel_rnumel(node2))
+        or not (splits_agree(node1) and splits_agree(node2))
     ):
         return False
 
