@@ -10,7 +10,12 @@ from unittest.mock import MagicMock, patch
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import metrics, mix_order_plan, mix_order_spills
+from torch._inductor import (
+    metrics,
+    mix_order_plan,
+    mix_order_spills,
+    mix_order_trace,
+)
 from torch._inductor.mix_order_plan import launch_configs
 from torch._inductor.mix_order_pressure import (
     Demand,
@@ -713,6 +718,33 @@ class PressurePolicyTest(TestCase):
         self.assertGreater(len(same), 1)  # legality and codegen
         self.assertTrue(all(same))
 
+    def test_a_node_is_traced_once(self):
+        """For all kernels that it might be of, on the same side."""
+        of, node = mix_order_trace.Trace.of.__func__, mix_order_trace._Recorder._node
+        kernels, traced = [], []
+
+        def kernel(cls, *args):
+            kernels.append(args)
+            return of(cls, *args)
+
+        def watched(self, snode, side):
+            traced.append((snode._body, side))
+            return node(self, snode, side)
+
+        def f(x, dy, weight):
+            wdy = weight * dy
+            mean = (wdy * x).mean(1, keepdim=True)
+            return wdy - x * mean, (dy * x).sum(0), dy.sum(0)
+
+        args = [torch.randn(n, 96, device=GPU_TYPE) for n in (40, 40, 1)]
+        with (
+            patch.object(mix_order_trace.Trace, "of", classmethod(kernel)),
+            patch.object(mix_order_trace._Recorder, "_node", watched),
+        ):
+            self.run_with(f, *args)
+        nodes = sum(len(side) for _, *sides in kernels for side in sides)
+        self.assertGreater(nodes, len(traced))
+        self.assertEqual(len({(id(body), side) for body, side in traced}), len(traced))
     def test_a_plan_says_why_and_how_long(self):
         of, plans = mix_order_plan.MixOrderPlan.of.__func__, {}
 

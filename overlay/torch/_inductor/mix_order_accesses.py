@@ -8,6 +8,7 @@ value as memory would.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
@@ -144,12 +145,20 @@ def kernel_loops(
     return body, {**loops[0], **loops[1]}
 
 
+# of the nodes of one graph, whose accesses are compared with many others'
+_whole_bodies: weakref.WeakKeyDictionary[LoopBody, LoopBody] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def whole_body(snode: SchedulerNode) -> LoopBody:
     """The loops of the reduction ``snode``, as if it had not been split in two layers."""
     buffer = snode.node
     assert isinstance(buffer, ir.ComputedBuffer)
     if buffer._split_size is None:
         return snode._body
+    if (known := _whole_bodies.get(snode._body)) is not None:
+        return known
     final = final_buffer(snode)
     assert final is not None
     with buffer.with_original_inner_fn(final):
@@ -157,6 +166,7 @@ def whole_body(snode: SchedulerNode) -> LoopBody:
     # what it is until it is cancelled
     buffer.get_default_sizes_body.clear_cache(buffer)
     assert body is not None
+    _whole_bodies[snode._body] = body
     return body
 
 

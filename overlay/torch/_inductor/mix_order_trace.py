@@ -321,7 +321,7 @@ class Trace:
         def known(arg: Any) -> Any:
             if isinstance(arg, _Value):
                 return results[arg.position]
-            if isinstance(arg, _Place):
+            if isinstance(arg, _Place) and arg.indirect:
                 return dataclasses.replace(arg, indirect=known(arg.indirect))
             return tuple(map(known, arg)) if isinstance(arg, tuple) else arg
 
