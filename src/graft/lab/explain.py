@@ -323,7 +323,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            env=_environment(described=request.get("gpu") is not None),
+            env=environment(described=request.get("gpu") is not None),
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -375,7 +375,7 @@ class _Worker:
         self.folder.cleanup()
 
 
-def _environment(*, described: bool) -> dict[str, str]:
+def environment(*, described: bool) -> dict[str, str]:
     """For a worker: this tool's code, and no GPU where one is described."""
     env = caches.stock_environ(os.environ)
     paths = [str(ROOT / "src"), env.get("PYTHONPATH", "")]

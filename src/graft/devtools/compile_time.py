@@ -1,0 +1,118 @@
+"""How long Inductor takes to generate the code of training steps, stock against patched.
+
+    PYTHONPATH=src build/bin/python -m graft.devtools.compile_time --rounds 5
+    PYTHONPATH=src build/bin/python -m graft.devtools.compile_time llama_step --gpu A100
+
+A case's graphs are captured once, for a described GPU. Each round compiles them on either side,
+each time in a process of its own, which has compiled a small graph before: imports do not count.
+Times are CPU seconds from graphs to the kernels' sources, without Dynamo, AOTAutograd and Triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from graft import cases as known
+from graft.errors import GraftError
+from graft.lab import devices, explain
+from graft.places import ROOT
+from graft.stack.trees import tree
+
+CASES = ("scaled_residual", "gpt2_step", "llama_step", "seed_model")
+SMALL = "rms_norm_backward"
+
+
+def capture(python: Sequence[str], case: str, gpu: str, path: Path) -> None:
+    """Save the graphs of `case` at its default shape. Raises GraftError as a worker does."""
+    request = {"case": case, "gpu": gpu, "save": str(path)}
+    explain.ask({case: (python, request)}, together=True)
+
+
+def compile_s(python: Sequence[str], gpu: str, small: Path, graphs: Path) -> float:
+    """CPU seconds in which `python`'s torch compiles `graphs`, after `small` ones."""
+    command = [*python, "-m", "graft.devtools.compile_time", "--in-here", str(small), str(graphs)]
+    done = subprocess.run(
+        [*command, "--gpu", gpu],
+        env=explain.environment(described=True),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise GraftError(f"{graphs.stem}: " + "\n  ".join(done.stderr.splitlines()[-8:]))
+    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+
+
+def compile_here(gpu: str, small: Path, graphs: Path) -> float:
+    """In a process that compiles nothing else."""
+    from graft.lab import compile, devices, fakegpu, saved
+
+    fakegpu.install(devices.find(gpu))
+    compile.graphs(saved.load(small))
+    loaded = saved.load(graphs)
+    before = time.process_time()
+    compile.graphs(loaded)
+    return time.process_time() - before
+
+
+def compare(
+    cases: Sequence[str], gpu: str, rounds: int, pythons: Mapping[str, Sequence[str]]
+) -> None:
+    """Print a line for each of `cases`, the two sides in turn. Raises GraftError."""
+    devices.find(gpu)
+    for case in cases:
+        known.find(case)
+    with tempfile.TemporaryDirectory(prefix="graft-compile-time-") as folder:
+        small, *files = (Path(folder) / f"{case}.json" for case in (SMALL, *cases))
+        for path in (small, *files):
+            capture(pythons["stock"], path.stem, gpu, path)
+        for path in files:
+            seconds: dict[str, list[float]] = {side: [] for side in explain.SIDES}
+            for _ in range(rounds):
+                for side in explain.SIDES:
+                    seconds[side].append(compile_s(pythons[side], gpu, small, path))
+            print(summary(path.stem, seconds), flush=True)
+
+
+def summary(case: str, seconds: Mapping[str, Sequence[float]]) -> str:
+    """A line: the medians, and the median ratio of the rounds with the least and the most."""
+    ratios = [b / a for a, b in zip(seconds["stock"], seconds["patched"], strict=True)]
+    stock, patched = (statistics.median(seconds[side]) for side in explain.SIDES)
+    return (
+        f"{case:<18} stock {stock:6.2f} s  patched {patched:6.2f} s  patched / stock "
+        f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("cases", nargs="*", default=CASES)
+    parser.add_argument("--gpu", default=explain.DEFAULT_GPU)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prefix", type=Path, default=ROOT / "build")
+    parser.add_argument("--in-here", type=Path, nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.in_here:
+        with tempfile.TemporaryDirectory(prefix="graft-compile-time-") as caches:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
+            print(json.dumps({"seconds": compile_here(args.gpu, *args.in_here)}))
+        return 0
+    try:
+        compare(args.cases, args.gpu, args.rounds, tree.pythons(args.prefix))
+    except GraftError as wrong:
+        print(wrong.report(), file=sys.stderr)
+        return wrong.code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

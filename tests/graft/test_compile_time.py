@@ -1,0 +1,34 @@
+"""How long the two sides take to generate a step's code."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from graft.devtools import compile_time
+
+
+def test_a_line_has_the_medians_and_the_ratio_of_rounds() -> None:
+    seconds = {"stock": [2.0, 4.0, 3.0], "patched": [3.0, 4.0, 6.0]}
+    line = compile_time.summary("step", seconds)
+    assert re.findall(r"\d+\.\d+", line) == ["3.00", "4.00", "1.500", "1.000", "2.000"]
+
+
+def test_both_sides_compile_the_same_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compile_time.main(["layer_norm_backward", "--rounds", "1", "--gpu", "A100"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    stock, patched, *ratios = map(float, re.findall(r"\d+\.\d+", line))
+    assert line.startswith("layer_norm_backward ")
+    assert stock > 0
+    assert patched > 0
+    assert ratios[0] == ratios[1] == ratios[2]
+    assert ratios[0] == pytest.approx(patched / stock, rel=0.1)
+
+
+@pytest.mark.parametrize("args", [["no_such_step"], ["--gpu", "Z1"], ["--prefix", "no/tree"]])
+def test_what_there_is_not_is_named(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert compile_time.main([*args, "--rounds", "1"]) != 0
+    said = capsys.readouterr().err
+    assert args[-1] in said
+    assert "\nnext: " in said
