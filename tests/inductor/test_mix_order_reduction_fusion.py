@@ -335,7 +335,7 @@ class DebugOptionsTest(TestCase):
         self.assertEqual(codes[0], codes[2])
 
 
-# Reductions that lowering split
+# Rows that lowering would split
 
 
 FUSE_SPLIT = {

@@ -745,6 +745,7 @@ class PressurePolicyTest(TestCase):
         nodes = sum(len(side) for _, *sides in kernels for side in sides)
         self.assertGreater(nodes, len(traced))
         self.assertEqual(len({(id(body), side) for body, side in traced}), len(traced))
+
     def test_a_plan_says_why_and_how_long(self):
         of, plans = mix_order_plan.MixOrderPlan.of.__func__, {}
 

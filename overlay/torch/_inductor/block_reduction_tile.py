@@ -256,12 +256,8 @@ def block_reduction_tile(
     writes along another, and its tile; or None for any other kernel, and where the
     analysis cannot tell.
     """
-    if tuple(tiling) not in (("x", "r0_"), ("y", "x", "r0_")) or not may_have_tile(
-        V.graph.get_current_device_or_throw(), tiling["r0_"]
-    ):
-        return None
     analysis = features.coalesce_analysis
-    if analysis is None:
+    if analysis is None or tuple(tiling) not in (("x", "r0_"), ("y", "x", "r0_")):
         return None
     return _tile(analysis.norm_read_writes, tiling)
 

@@ -167,8 +167,8 @@ _replaced = contextvars.ContextVar("_replaced", default=False)
 def compared_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     """
     What stands in a graph for a backward that ``compares_offsets``: the operator itself, of
-    its other ``args`` and an empty tensor like ``x``. The operator wants its sizes alone, and a forward would keep
-    ``x`` for them, which is as large as what the pool's windows cover.
+    its other ``args`` and an empty tensor like ``x``. The operator wants its sizes alone, and
+    a forward would keep ``x`` for them, which is as large as what the pool's windows cover.
 
     NotImplemented where it is called for that operator.
     """

@@ -101,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefix", type=Path, default=ROOT / "build")
     parser.add_argument("--in-here", type=Path, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}; expected 1 or more")
     if args.in_here:
         with tempfile.TemporaryDirectory(prefix="graft-compile-time-") as caches:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
