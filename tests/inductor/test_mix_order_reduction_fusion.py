@@ -493,8 +493,27 @@ class FewLongRowsTest(TestCase):
         self.check(lambda x: (x.sum(),), x, fused=0, kernels=2)
 
     def test_longer_rows_are_split(self):
-        x = torch.randn(3, 16640, device=GPU_TYPE)
+        x = torch.randn(3, 21504, device=GPU_TYPE)
         self.check(lambda x: (x.sum(1),), x, fused=0, kernels=2)
+
+    def test_the_more_rows_the_longer(self):
+        """With a row for most SMs none is split, however long."""
+        device = DeviceProperties.create(torch.device(GPU_TYPE))
+        sms = device.multi_processor_count
+        with patch.object(DeviceProperties, "create", lambda _: device):
+            factor = V.choices.reduction_split_factor
+
+            def longest(rows):
+                return max(
+                    columns
+                    for columns in range(4096, 2**20, 4096)
+                    if factor(None, columns, rows, inner_reduction=True) == 1
+                )
+
+            lengths = [longest(rows) for rows in range(2, sms, sms // 8)]
+        self.assertEqual(lengths, sorted(lengths))
+        self.assertGreater(lengths[len(lengths) // 2], 1.5 * lengths[0])
+        self.assertEqual(lengths[-1], 2**20 - 4096)
 
     def test_other_gpus(self):
         """On other GPUs than NVIDIA's as upstream."""
@@ -506,7 +525,7 @@ class FewLongRowsTest(TestCase):
                 self.assertEqual(factor(None, 9000, 8, inner_reduction=True) > 1, split)
                 self.assertGreater(factor(None, 9000, 1, inner_reduction=True), 1)
                 self.assertEqual(factor(None, 8192, 8, inner_reduction=True), 1)
-                self.assertGreater(factor(None, 16385, 8, inner_reduction=True), 1)
+                self.assertGreater(factor(None, 32768, 8, inner_reduction=True), 1)
 
 
 # amax and amin

@@ -19,10 +19,14 @@ from torch._inductor import looped_reduction, persistent_reduction
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.device_model import DeviceModel
-from torch._inductor.looped_reduction import (
+from torch._inductor.looped_reduction import online_softmax_config
+from torch._inductor.looped_rows import (
+    long_loop,
+    loop_us,
     LoopConfig,
     LoopedRows,
-    online_softmax_config,
+    RUNTIME_LOOP,
+    SHORT_ROW,
 )
 from torch._inductor.mix_order_trace import Op, Width
 from torch._inductor.persistent_reduction import Again, Loops, row_passes, why_looped
@@ -907,6 +911,7 @@ class SharedMaximaTest(TestCase):
         self.assertIn("'loop': (16, 4)", code)
 
 
+@instantiate_parametrized_tests
 class SharedMaximaConfigsTest(TestCase):
     """Which columns and warps, and what the runtime makes of them."""
 
@@ -974,6 +979,136 @@ class SharedMaximaConfigsTest(TestCase):
         self.assertEqual((own.kwargs["R0_BLOCK"], own.num_warps), (2048, 4))
         others = [(c.kwargs["R0_BLOCK"], c.num_warps) for c in others]
         self.assertIn((2048, 16), others)
+
+    @parametrize("loop", ((4, 32), (8, 32), (16, 32)))
+    def test_as_many_warps_as_were_chosen(self, loop):
+        (config,) = self.configs(65536, loop)
+        self.assertEqual(config.num_warps, 32)
+        self.assertEqual(config.kwargs["R0_BLOCK"], LoopConfig(*loop).block)
+
+
+@instantiate_parametrized_tests
+class LongLoopTest(TestCase):
+    """The loop over a long row is the one that takes least time, as predicted."""
+
+    device = DeviceModel(sms=132, l2_mib=50, memory_GBs=3350.0)
+
+    def row(self, rows, columns, itemsize=2, **row):
+        """Of a softmax."""
+        of_softmax = {
+            "read_again": itemsize,
+            "narrow": itemsize == 2,
+            "accesses": 2,
+            "loops": 2,
+            "moved": 2 * rows * columns * itemsize,
+            "all_accesses": 3,
+            "vector": 16 // itemsize,
+            "slots": 26,
+            "kept": 1,
+            "widest": itemsize,
+            "online": True,
+        }
+        return LoopedRows(rows, columns, **{**of_softmax, **row})
+
+    def loop(self, row, usual=None, **device):
+        device = dataclasses.replace(self.device, **device)
+        return long_loop(row, usual, device), device
+
+    def resident_bytes(self, row, loop, device):
+        programs = device.sms * (device.warps_per_sm // loop.num_warps)
+        return min(row.rows, programs) * row.columns * row.read_again
+
+    @parametrize("columns", (32768, 65536, 131072))
+    def test_rows_that_are_read_again_fit_in_l2(self, columns):
+        row, usual = self.row(8192, columns), LoopConfig(8, 8)
+        loop, device = self.loop(row, usual)
+        self.assertGreater(self.resident_bytes(row, usual, device), device.l2_bytes)
+        fewer = self.resident_bytes(row, loop, device)
+        self.assertLess(fewer, self.resident_bytes(row, usual, device))
+        # the largest rows: as few as may be resident
+        self.assertTrue(fewer < device.l2_bytes or loop.num_warps == 32)
+
+    def test_a_larger_cache_holds_more(self):
+        row = self.row(8192, 65536)
+        warps = [
+            self.loop(row, LoopConfig(8, 8), l2_mib=mib)[0].num_warps
+            for mib in (25, 50, 100, 400)
+        ]
+        self.assertEqual(warps, sorted(warps, reverse=True))
+        self.assertLess(warps[-1], warps[0])
+
+    @parametrize("rows", (2, 60, 132))
+    def test_a_row_alone_on_its_sm_has_all_warps(self, rows):
+        for row in (self.row(rows, 65536), self.row(rows, 50257, vector=1)):
+            loop, _ = self.loop(row)
+            self.assertEqual(loop.num_warps, 32)
+
+    def test_unaligned_rows_have_short_blocks(self):
+        for rows in (100, 1000, 10000):
+            loop, _ = self.loop(self.row(rows, 50257, vector=1))
+            self.assertLessEqual((loop or RUNTIME_LOOP).block, 4096)
+
+    @parametrize("rows", (16, 150, 600, 3000))
+    @parametrize("columns", (20480, 29971, 128256))
+    @parametrize("online", (True, False))
+    def test_it_saves_time(self, rows, columns, online):
+        vector = 8 if columns % 8 == 0 else 1
+        row = self.row(rows, columns, vector=vector, online=online)
+        loop, device = self.loop(row)
+        if loop is not None:
+            usual = loop_us(row, RUNTIME_LOOP, device)
+            self.assertLess(loop_us(row, loop, device), 0.95 * usual)
+        self.assertEqual(self.loop(row, loop)[0], loop)
+
+    def test_what_holds_a_thread_s_columns_in_a_vector(self):
+        # bytes are stored in vectors of 16 columns, of which a float32 load has 64 bytes
+        row = self.row(2304, 93248, 4, vector=16, online=False)
+        loop, _ = self.loop(row)
+        self.assertEqual(loop.columns_per_thread, 4)
+
+    def test_usual(self):
+        usual = LoopConfig(16, 4)
+        self.assertIs(self.loop(self.row(8192, SHORT_ROW), usual)[0], usual)
+        # nothing is known of the memory
+        self.assertIs(self.loop(self.row(64, 65536), usual, memory_GBs=None)[0], usual)
+        # without a second pass, many rows wait for memory with few warps
+        row = self.row(8192, 32000, read_again=0, kept=0, loops=1, slots=12)
+        self.assertIs(self.loop(row, usual)[0], usual)
+
+    def test_rows(self):
+        """What a kernel says of its rows."""
+        seen = []
+
+        def spy(row, usual, device):
+            seen.append(row)
+            return long_loop(row, usual, device)
+
+        x = torch.randn(3, SHORT_ROW + 2048, device=GPU_TYPE)
+        weight = torch.randn(SHORT_ROW + 2048, device=GPU_TYPE)
+        f = lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * w  # noqa: E731
+        with (
+            mock.patch.object(looped_reduction, "long_loop", spy),
+            inductor_config.patch(LONG),
+        ):
+            actual, (code,) = run_and_get_code(torch.compile(f), x, weight)
+        self.assertEqual(actual, f(x, weight), atol=1e-4, rtol=1e-4)
+        row = seen[-1]
+        self.assertEqual((row.rows, row.columns), tuple(x.shape))
+        self.assertEqual((row.loops, row.kept, row.read_again), (2, 1, 4))
+        self.assertEqual((row.vector, row.widest, row.online), (4, 4, False))
+        self.assertEqual(row.moved, 2 * x.nbytes + weight.nbytes)
+        if GPU_TYPE == "cuda" and not torch.version.hip:
+            self.assertIn("'loop': (", code)
+
+    @on_cuda
+    @parametrize("columns", (SHORT_ROW + 4096, SHORT_ROW + 4097))
+    def test_softmax(self, columns):
+        x = torch.randn(5, columns, device=GPU_TYPE)
+        x[1, 7], x[2] = INF, -INF
+        with inductor_config.patch(LONG):
+            actual, (code,) = run_and_get_code(torch.compile(softmax), x)
+        self.assertEqual(actual, softmax(x), atol=1e-6, rtol=1e-5)
+        self.assertRegex(code, r"'loop': \(\d+, 32\)")
 
 
 # Loops whose last block is peeled
@@ -1330,10 +1465,10 @@ class SplitPartsTest(TestCase):
     @parametrize("dtype", (torch.float32, torch.bfloat16))
     @parametrize("f", (torch.sum, torch.amax, torch.var))
     def test_parts(self, f, dtype):
-        self.check(f, (4, 2501), 3344, dtype)  # ceil(10004 / 3) is 3335
+        self.check(f, (4, 2501), 3336, dtype)  # ceil(10004 / 3) is 3335
 
     def test_rows(self):
-        self.check(lambda x: x.sum(-1), (2, 10004), 3344)
+        self.check(lambda x: x.sum(-1), (2, 10004), 3336)
 
     def test_as_ever(self):
         """Equal parts, and what is no multiple of anything."""
@@ -1352,11 +1487,13 @@ class PartElementsTest(TestCase):
         def part(numel, split, hint=ReductionHint.INNER):
             return looped_reduction.part_elements(sympy.sympify(numel), split, hint)
 
-        self.assertEqual(part(10004, 3), 3344)
+        self.assertEqual(part(10004, 3), 3336)
         self.assertEqual(part(10004, 3, ReductionHint.OUTER), 3335)
         self.assertEqual(part(10003, 3), 3335)
         self.assertEqual(part(9 * 1111, 3), 3333)
-        self.assertEqual(part(1024 * 128256, 528), 248752)
+        self.assertEqual(part(1024 * 128256, 528), 248744)
+        # what is longer than it has to be may share no factor with the sizes of an image
+        self.assertEqual(part(8 * 112 * 112, 13), 7720)
         size = sympy.Symbol("s0", integer=True, positive=True)
         self.assertEqual(str(part(size, 3)), str(FloorDiv(size + 2, 3)))
 

@@ -29,6 +29,8 @@ from torch.utils._sympy.functions import FloorDiv
 from . import config
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
+from .issue_slots import count_slots
+from .looped_rows import FEW_ROWS, long_loop, LoopConfig, LoopedRows, SHORT_ROW
 from .mix_order_accesses import accessed_numel
 from .persistent_reduction import (
     has_online_softmax,
@@ -38,6 +40,7 @@ from .persistent_reduction import (
     vector_columns,
 )
 from .runtime.hints import DeviceProperties, ReductionHint
+from .utils import sympy_product
 from .vector_width import VECTOR_BYTES
 from .virtualized import V
 
@@ -46,13 +49,13 @@ if TYPE_CHECKING:
     import sympy
 
     from .codegen.simd import IterationRangesRoot
-    from .codegen.simd_kernel_features import SIMDKernelFeatures
+    from .codegen.simd_kernel_features import SIMDKernelFeatures, StatsForReadsOrWrites
     from .codegen.triton import TritonKernel
 
 
-# Rows, an SM, with which programs of four warps leave it half empty, and with which
-# programs of 16 do: there the runtime's block, which no thread waits for, is as good.
-FEW_ROWS, FEWEST_ROWS = 8, 2
+# Rows, an SM, with which programs of 16 warps leave it half empty: there the runtime's
+# block, which no thread waits for, is as good.
+FEWEST_ROWS = 2
 # Of the L2 cache, what rows that are read again may take. A loop that is bound by what it
 # computes can wait for some of them.
 L2_SHARE_NARROW, L2_SHARE = 1.3, 0.8
@@ -64,32 +67,6 @@ BLOCK = 2048
 # Columns of a row that takes two blocks of programs of four warps at most: longer ones, and
 # those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopedRows:
-    """
-    What a looped reduction does with ``rows`` of ``columns``, both static or as hinted.
-
-    read_again: bytes of a column that more than one loop reads
-    narrow: whether what has a value for each row and column has two bytes, or one where
-        each row begins at a word
-    accesses: that a loop has to a column, at most, by loads and stores
-    """
-
-    rows: int
-    columns: int
-    read_again: int
-    narrow: bool
-    accesses: int
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopConfig:
-    """The columns of a block that a thread has, and the warps of a program."""
-
-    columns_per_thread: int
-    num_warps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +186,7 @@ def part_elements(
     """
     Of a reduction of ``reduction_numel`` elements that is split into ``split`` parts, those
     of each. Where the last part has fewer, they are so many that each begins at a vector
-    if the first one does, and the last one has what is left.
+    of a half type if the first one does, and the last one has what is left.
 
     An odd ``reduction_numel`` has no vectors: what is masked of the last part is at the
     remainder by it, which begins anywhere.
@@ -222,7 +199,30 @@ def part_elements(
         or reduction_numel % 2 != 0
     ):
         return part
-    return part + -part % VECTOR_BYTES
+    return part + -part % (VECTOR_BYTES // 2)
+
+
+def column_slots(features: SIMDKernelFeatures) -> int:
+    """Issue slots of a column, of all nodes that have one value for each."""
+    numel = features.numel * features.reduction_numel
+    return sum(
+        count_slots(node._body, features.reduction_numel).slots  # type: ignore[arg-type]
+        for node in features.scheduler_nodes()
+        if sympy_product(node.group[1]) == numel
+    )
+
+
+def of_elements(stats: StatsForReadsOrWrites) -> tuple[int, int]:
+    """The accesses of a loop, and their bytes, to what has one value for a row and column."""
+    rows, columns = stats.dim[0], stats.dim[-1]
+    return (
+        columns.count_per_thread
+        - columns.count_per_thread_broadcast
+        - rows.count_per_thread_broadcast,
+        columns.bytes_per_thread
+        - columns.bytes_per_thread_broadcast
+        - rows.bytes_per_thread_broadcast,
+    )
 
 
 def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
@@ -232,9 +232,15 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
         sizevars.optimization_hint(size, fallback=0)
         for size in (features.numel, features.reduction_numel)
     )
-    loops = features.memory_stats().looped
+    stats = features.memory_stats()
+    loops = stats.looped
     of_columns = loops.memory.dim[-1]
-    reads = [loop.bytes_per_thread for loop in loops.reads.loop if loop.count_per_thread]
+    # without what has one value for a row
+    all_accesses = of_columns.count_per_thread - of_columns.count_per_thread_broadcast
+    again_count, again_bytes = (
+        looped - once
+        for looped, once in zip(of_elements(loops.reads), of_elements(stats.persistent.reads))
+    )
     itemsizes = [
         V.graph.get_dtype(name).itemsize
         for name, deps in features.buf_accesses().items()
@@ -249,13 +255,27 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
     return LoopedRows(
         rows=rows,
         columns=columns,
-        read_again=max(reads) if len(reads) > 1 else 0,
+        read_again=again_bytes,
         narrow=all(size == 2 or (size == 1 and words) for size in itemsizes),
         accesses=min(
             max((loop.count_per_thread for loop in loops.memory.loop), default=0),
-            # without what has one value for a row
-            of_columns.count_per_thread - of_columns.count_per_thread_broadcast,
+            all_accesses,
         ),
+        loops=max(sum(loop.count_per_thread > 0 for loop in loops.reads.loop), 1),
+        moved=sizevars.optimization_hint(
+            sum(
+                each.bytes_contiguous_or_broadcast + each.bytes_non_contiguous
+                for each in (stats.persistent.reads, stats.persistent.writes)
+            ),
+            fallback=0,
+        ),
+        all_accesses=all_accesses,
+        vector=max(vector_columns(features), 1),
+        slots=column_slots(features) if columns > SHORT_ROW else 0,
+        kept=again_count,
+        widest=max(itemsizes, default=1),
+        online=has_online_softmax(features),
+        welford=has_reduction(features, "welford_reduce", "welford_combine"),
     )
 
 
@@ -296,11 +316,14 @@ def short_loop_config(
 
 def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     """Of a looped inner reduction; None where the runtime decides."""
-    device = DeviceProperties.create(V.graph.get_current_device_or_throw())
-    if device.type != "cuda":
+    properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
+    if properties.type != "cuda":
+        return None
+    row, device = looped_rows(features), DeviceModel.of(properties)
+    if row.accesses > MAX_ACCESSES:
         return None
     decide = online_softmax_config if has_online_softmax(features) else short_loop_config
-    return decide(looped_rows(features), DeviceModel.of(device))
+    return long_loop(row, decide(row, device), device)
 
 
 def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:

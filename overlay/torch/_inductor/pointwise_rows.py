@@ -25,7 +25,8 @@ from torch.utils._ordered_set import OrderedSet
 from . import config
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
-from .looped_reduction import FEW_ROWS, LoopConfig, MAX_ACCESSES, SHORT_COLUMNS
+from .looped_reduction import MAX_ACCESSES, SHORT_COLUMNS
+from .looped_rows import FEW_ROWS, LoopConfig
 from .mix_order_accesses import accessed_numel
 from .persistent_reduction import adjacent_columns, FUNCTIONS, largest_divisor
 from .runtime.hints import DeviceProperties

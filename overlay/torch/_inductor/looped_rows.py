@@ -1,0 +1,156 @@
+"""
+Which of several loops over the rows of an inner reduction takes least time, as predicted.
+
+A program has a row, and loads a block of its columns at a time, in each pass over it. What
+differs with the columns of a thread and the warps of a program:
+
+- issue: what is done once an iteration counts once for all columns of a thread, and what is
+  masked of the last block is done for nothing
+- latency: an iteration waits for its loads. Other programs of the SM compute meanwhile, if
+  there are as many rows. A row alone on its SM has 32 warps, with 16 bytes a thread.
+- memory: a later pass finds its row in the L2 cache if the rows of all resident programs fit.
+  Programs of more warps are fewer: of [8192, 65536] in bf16 those of eight warps have 138 MB,
+  and read from memory twice; those of 32 have 35.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Optional, TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from .device_model import DeviceModel
+
+
+# Columns of a row, beyond which the time is predicted.
+SHORT_ROW = 16384
+# Rows, an SM, with which programs of four warps leave it half empty.
+FEW_ROWS = 8
+# Of the time of the usual loop, what another has to save: by the rest of the error, less is
+# as often a loss.
+LEAST_GAIN = 0.05
+# Slots of an iteration of a warp, and of each load or store of a thread, beside those that
+# are counted of an element: addresses, masks, the branch.
+ITERATION_SLOTS, ACCESS_SLOTS = 16, 2.8
+# Adjacent columns of a thread with which its loads are vectors, and bytes of a vector.
+VECTOR, VECTOR_BYTES = 4, 16
+
+@dataclasses.dataclass(frozen=True)
+class LoopedRows:
+    """
+    What a looped reduction does with ``rows`` of ``columns``, both static or as hinted.
+
+    read_again: bytes of a column that more than one loop reads
+    narrow: whether what has a value for each row and column has two bytes, or one where
+        each row begins at a word
+    accesses: that a loop has to a column, at most, by loads and stores
+    loops: passes over a row
+    moved: bytes of all that is loaded and stored, each once
+    all_accesses: by loads and stores of a column, of all loops
+    vector: adjacent columns that a thread loads or stores at once
+    slots: issue slots of a column, of all loops
+    kept: tensors that more than one loop reads
+    widest: bytes of a column, of the widest tensor
+    online: whether a column has a maximum and a sum of exponentials
+    welford: whether a column has three accumulators
+    """
+
+    rows: int
+    columns: int
+    read_again: int
+    narrow: bool
+    accesses: int
+    loops: int = 1
+    moved: int = 0
+    all_accesses: int = 1
+    vector: int = 1
+    slots: int = 0
+    kept: int = 0
+    widest: int = 2
+    online: bool = False
+    welford: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+    """The columns of a block that a thread has, and the warps of a program."""
+
+    columns_per_thread: int
+    num_warps: int
+
+    @property
+    def block(self) -> int:
+        """Columns of a block."""
+        return 32 * self.columns_per_thread * self.num_warps
+
+
+# Of a block of 2048, whose 16 warps the runtime decides.
+RUNTIME_LOOP = LoopConfig(4, 16)
+LOOPS = tuple(
+    LoopConfig(*each)
+    for each in (
+        *((16, 4), (8, 8), (16, 8), (4, 16), (8, 16), (16, 16)),
+        *((4, 32), (8, 32), (16, 32)),
+    )
+)
+
+
+def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
+    """Whether ``loop`` is one of those that were measured, and of ``row`` does not spill."""
+    columns, num_warps = loop.columns_per_thread, loop.num_warps
+    if num_warps < 16 and not (row.online and row.rows >= FEW_ROWS * device.sms):
+        return False
+    if row.vector < VECTOR:
+        # ptxas unrolls the loop, and has loads of several tensors in flight
+        return loop.block <= 4096 and not (num_warps == 32 and row.kept > 1)
+    one = columns == 16 and num_warps == 32  # program of an SM at a time
+    # narrower tensors make vectors of more columns: a load of a warp skips what the next has
+    bytes = min(columns, row.vector) * row.widest
+    return not (one and row.welford) and bytes <= (2 if one else 1) * VECTOR_BYTES
+
+
+def loop_us(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> float:
+    """The predicted time of a kernel of ``row``, in us. Needs ``device.memory_GBs``."""
+    assert device.memory_GBs is not None
+    columns, num_warps = loop.columns_per_thread, loop.num_warps
+    loads = columns / min(row.vector, columns)  # of a thread, for each access
+    iterations = math.ceil(row.columns / loop.block)
+
+    accesses = row.all_accesses * loads
+    slots = row.loops * ITERATION_SLOTS + columns * row.slots + accesses * ACCESS_SLOTS
+    issue_us = iterations * num_warps * slots * device.warp_slot_ns / 1e3
+    wait_ns = iterations * (device.iteration_ns + loads * device.load_ns)
+    wait_us = row.loops * (wait_ns + device.row_end_ns) / 1e3
+
+    resident = max(device.warps_per_sm // num_warps, 1)
+    programs = min(resident, math.ceil(row.rows / device.sms))
+    rounds = row.rows / (device.sms * programs)
+    if rounds <= 2:  # beyond, the programs of an SM end at different times
+        rounds = math.ceil(rounds)
+    rows_us = row.rows / device.sms * issue_us
+    compute_us = max(rounds * (wait_us + issue_us), rows_us)
+
+    again = min(row.rows, device.sms * resident) * row.columns * row.read_again
+    held, lost = (share * device.l2_bytes for share in (device.l2_held, device.l2_lost))
+    missed = min(max((again - held) / (lost - held), 0.0), 1.0) if lost else 1.0
+    moved = row.moved + row.rows * row.columns * row.read_again * missed
+    memory_us = moved / (device.memory_GBs * device.row_share * 1e3)
+    return device.launch_us + math.hypot(compute_us, memory_us)
+
+
+def long_loop(
+    row: LoopedRows, usual: Optional[LoopConfig], device: DeviceModel
+) -> Optional[LoopConfig]:
+    """
+    The loop over ``row`` that takes least time, or the ``usual`` one (None: the runtime's)
+    where none saves enough, or nothing is predicted.
+    """
+    if row.columns <= SHORT_ROW or not device.memory_GBs:
+        return usual
+    enough = (1 - LEAST_GAIN) * loop_us(row, usual or RUNTIME_LOOP, device)
+    candidates = [each for each in LOOPS if can_have(row, each, device)]
+    times = {each: loop_us(row, each, device) for each in candidates}
+    best = min(times, key=times.__getitem__)
+    return best if times[best] < enough else usual
