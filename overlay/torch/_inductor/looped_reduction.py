@@ -322,7 +322,7 @@ def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     row, device = looped_rows(features), DeviceModel.of(properties)
     if row.accesses > MAX_ACCESSES:
         return None
-    decide = online_softmax_config if has_online_softmax(features) else short_loop_config
+    decide = online_softmax_config if row.online else short_loop_config
     return long_loop(row, decide(row, device), device)
 
 

@@ -19,6 +19,8 @@ import dataclasses
 import math
 from typing import Optional, TYPE_CHECKING
 
+from .vector_width import VECTOR_BYTES
+
 
 if TYPE_CHECKING:
     from .device_model import DeviceModel
@@ -34,8 +36,9 @@ LEAST_GAIN = 0.05
 # Slots of an iteration of a warp, and of each load or store of a thread, beside those that
 # are counted of an element: addresses, masks, the branch.
 ITERATION_SLOTS, ACCESS_SLOTS = 16, 2.8
-# Adjacent columns of a thread with which its loads are vectors, and bytes of a vector.
-VECTOR, VECTOR_BYTES = 4, 16
+# Adjacent columns of a thread with which its loads are vectors.
+VECTOR = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopedRows:
@@ -107,8 +110,8 @@ def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
         return loop.block <= 4096 and not (num_warps == 32 and row.kept > 1)
     one = columns == 16 and num_warps == 32  # program of an SM at a time
     # narrower tensors make vectors of more columns: a load of a warp skips what the next has
-    bytes = min(columns, row.vector) * row.widest
-    return not (one and row.welford) and bytes <= (2 if one else 1) * VECTOR_BYTES
+    apart = min(columns, row.vector) * row.widest  # bytes from a thread to the next
+    return not (one and row.welford) and apart <= (2 if one else 1) * VECTOR_BYTES
 
 
 def loop_us(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> float:
