@@ -5,6 +5,8 @@ import dataclasses
 import logging
 from unittest.mock import patch
 
+import sympy
+
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
@@ -12,11 +14,12 @@ from torch._inductor import metrics, mix_order_profit
 from torch._inductor.choices import InductorChoices
 from torch._inductor.device_model import DeviceModel, SM_90
 from torch._inductor.exc import InductorError
+from torch._inductor.graph import GraphLowering
 from torch._inductor.mix_order_debug import debug_options, DebugOptions
 from torch._inductor.mix_order_profit import estimate, Work
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import run_and_get_code, sympy_index_symbol
 from torch._inductor.virtualized import V
 from torch.testing import FileCheck
 from torch.testing._internal.common_utils import (
@@ -496,36 +499,59 @@ class FewLongRowsTest(TestCase):
         x = torch.randn(3, 21504, device=GPU_TYPE)
         self.check(lambda x: (x.sum(1),), x, fused=0, kernels=2)
 
+    @parametrize("order", (torch.contiguous_format, torch.channels_last))
+    def test_a_row_of_several_dimensions(self, order):
+        x = torch.randn(3, 6, 40, 40, device=GPU_TYPE).to(memory_format=order)
+        self.check(lambda x: (x.sum((1, 2, 3)),), x, fused=0)
+
+    def test_channels_are_split(self):
+        """As a batch norm's are, which are in as many pieces as there are images."""
+        x = torch.randn(6, 3, 40, 40, device=GPU_TYPE)
+        self.check(lambda x: (x.sum((0, 2, 3)),), x, fused=0, kernels=2)
+
+    def test_rows_with_gaps_are_split(self):
+        x = torch.randn(3, 250, 44, device=GPU_TYPE)
+        self.check(lambda x: (x[:, :, :40].sum((1, 2)),), x, fused=0, kernels=2)
+
+    def leaves(self, device, rows, columns, stride=1):
+        row, column = sympy_index_symbol("x"), sympy_index_symbol("r")
+        ranges = {row: sympy.Integer(rows), column: sympy.Integer(columns)}
+        with V.set_graph_handler(GraphLowering(torch.fx.symbolic_trace(lambda x: x))):
+            return V.choices.leaves_rows_whole(
+                device,
+                rows,
+                columns,
+                [columns * stride * row + stride * column, row],
+                [column],
+                ranges,
+            )
+
     def test_the_more_rows_the_longer(self):
         """With a row for most SMs none is split, however long."""
         device = DeviceProperties.create(torch.device(GPU_TYPE))
         sms = device.multi_processor_count
-        with patch.object(DeviceProperties, "create", lambda _: device):
-            factor = V.choices.reduction_split_factor
 
-            def longest(rows):
-                return max(
-                    columns
-                    for columns in range(4096, 2**20, 4096)
-                    if factor(None, columns, rows, inner_reduction=True) == 1
-                )
+        def longest(rows):
+            lengths = range(4096, 2**20, 4096)
+            return max(each for each in lengths if self.leaves(device, rows, each))
 
-            lengths = [longest(rows) for rows in range(2, sms, sms // 8)]
+        lengths = [longest(rows) for rows in range(2, sms, sms // 8)]
         self.assertEqual(lengths, sorted(lengths))
         self.assertGreater(lengths[len(lengths) // 2], 1.5 * lengths[0])
         self.assertEqual(lengths[-1], 2**20 - 4096)
 
+    def test_every_other_column_is_no_row(self):
+        device = DeviceProperties.create(torch.device(GPU_TYPE))
+        self.assertTrue(self.leaves(device, 8, 9000))
+        self.assertFalse(self.leaves(device, 8, 9000, stride=2))
+
     def test_other_gpus(self):
         """On other GPUs than NVIDIA's as upstream."""
-        create = DeviceProperties.create
-        for kind, split in (("cuda", False), ("hip", True), ("xpu", True)):
-            device = create(torch.device(GPU_TYPE))._replace(type=kind)
-            with patch.object(DeviceProperties, "create", lambda _, d=device: d):
-                factor = V.choices.reduction_split_factor
-                self.assertEqual(factor(None, 9000, 8, inner_reduction=True) > 1, split)
-                self.assertGreater(factor(None, 9000, 1, inner_reduction=True), 1)
-                self.assertEqual(factor(None, 8192, 8, inner_reduction=True), 1)
-                self.assertGreater(factor(None, 32768, 8, inner_reduction=True), 1)
+        device = DeviceProperties.create(torch.device(GPU_TYPE))
+        for kind, whole in (("cuda", True), ("hip", False), ("xpu", False)):
+            of_kind = device._replace(type=kind)
+            self.assertEqual(self.leaves(of_kind, 8, 9000), whole)
+            self.assertFalse(self.leaves(of_kind, 8, 32768))
 
 
 # amax and amin

@@ -233,8 +233,11 @@ class SplitContiguousNodeTest(MixOrderTestCase):
         def split(device, reduction_numel_hint, numel_hint, inner_reduction):
             return 3 if reduction_numel_hint == columns else 1
 
-        split = staticmethod(split)
-        with patch.object(InductorChoices, "reduction_split_factor", split):
+        split, whole = staticmethod(split), staticmethod(lambda *_: False)
+        with (
+            patch.object(InductorChoices, "reduction_split_factor", split),
+            patch.object(InductorChoices, "leaves_rows_whole", whole),
+        ):
             self.check(f, x, weight, dy, rstd, fused=0)
 
 

@@ -980,6 +980,13 @@ class SharedMaximaConfigsTest(TestCase):
         others = [(c.kwargs["R0_BLOCK"], c.num_warps) for c in others]
         self.assertIn((2048, 16), others)
 
+    @parametrize("loop", ((16, 4), (8, 8), (8, 16)))
+    @parametrize("columns", (32, 64, 128, 256, 512))
+    def test_rows_of_fewer_columns_than_a_warp_has(self, columns, loop):
+        (config,) = self.configs(columns, loop)
+        self.assertEqual(config.kwargs["R0_BLOCK"], columns)
+        self.assertIn(config.num_warps, (1, 2, 4))
+
     @parametrize("loop", ((4, 32), (8, 32), (16, 32)))
     def test_as_many_warps_as_were_chosen(self, loop):
         (config,) = self.configs(65536, loop)
@@ -1453,6 +1460,9 @@ class SplitPartsTest(TestCase):
             mock.patch.object(
                 InductorChoices, "reduction_split_factor", staticmethod(split)
             ),
+            mock.patch.object(
+                InductorChoices, "leaves_rows_whole", staticmethod(lambda *_: False)
+            ),
         ):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), x)
         sizes = re.findall(r"r0_numel = (\d+)", "\n".join(code))
@@ -1550,6 +1560,12 @@ class ShortLoopsTest(TestCase):
     @parametrize("dtype", (torch.bfloat16, torch.float16))
     def test_half_types(self, dtype, columns, f):
         self.assertIn(FOUR_WARPS, self.check(f, 3, columns, dtype=dtype))
+
+    @parametrize("columns", (70, 196, 500))
+    def test_few_columns(self, columns):
+        """Fewer than four warps have."""
+        with inductor_config.patch("triton.persistent_reductions", False):
+            self.assertIn("'loop': (", self.check(half_rms_norm, 3, columns))
 
     def test_choice_can_be_overridden(self):
         class AtRunTime(InductorChoices):
