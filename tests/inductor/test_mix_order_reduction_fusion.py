@@ -3,6 +3,7 @@
 
 import dataclasses
 import logging
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import sympy
@@ -14,13 +15,13 @@ from torch._inductor import metrics, mix_order_profit
 from torch._inductor.choices import InductorChoices
 from torch._inductor.device_model import DeviceModel, SM_90
 from torch._inductor.exc import InductorError
-from torch._inductor.graph import GraphLowering
 from torch._inductor.mix_order_debug import debug_options, DebugOptions
 from torch._inductor.mix_order_profit import estimate, Work
 from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.test_case import run_tests, TestCase
-from torch._inductor.utils import run_and_get_code, sympy_index_symbol
-from torch._inductor.virtualized import V
+from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import ops, V
 from torch.testing import FileCheck
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
@@ -504,27 +505,44 @@ class FewLongRowsTest(TestCase):
         x = torch.randn(3, 6, 40, 40, device=GPU_TYPE).to(memory_format=order)
         self.check(lambda x: (x.sum((1, 2, 3)),), x, fused=0)
 
-    def test_channels_are_split(self):
+    def test_few_channels_are_split(self):
         """As a batch norm's are, which are in as many pieces as there are images."""
         x = torch.randn(6, 3, 40, 40, device=GPU_TYPE)
         self.check(lambda x: (x.sum((0, 2, 3)),), x, fused=0, kernels=2)
+
+    def test_many_channels(self):
+        """A row is in pieces, and the one program that has it finds it in L2 again."""
+
+        def f(x):
+            x = x - x.mean((0, 2, 3), keepdim=True)
+            return (x * x.square().mean((0, 2, 3), keepdim=True).rsqrt(),)
+
+        x = torch.randn(2, 120, 65, 65, device=GPU_TYPE)
+        self.check(f, x, fused=0)
 
     def test_rows_with_gaps_are_split(self):
         x = torch.randn(3, 250, 44, device=GPU_TYPE)
         self.check(lambda x: (x[:, :, :40].sum((1, 2)),), x, fused=0, kernels=2)
 
-    def leaves(self, device, rows, columns, stride=1):
-        row, column = sympy_index_symbol("x"), sympy_index_symbol("r")
-        ranges = {row: sympy.Integer(rows), column: sympy.Integer(columns)}
-        with V.set_graph_handler(GraphLowering(torch.fx.symbolic_trace(lambda x: x))):
-            return V.choices.leaves_rows_whole(
-                device,
-                rows,
-                columns,
-                [columns * stride * row + stride * column, row],
-                [column],
-                ranges,
-            )
+    def leaves(self, device, rows, columns, stride=1, reads=1):
+        """Of tensors of float32, of which a row has each column or every so many."""
+
+        def load(index, rindex):
+            (row,), (column,) = index, rindex
+            for i in range(reads):
+                ops.load(f"x{i}", stride * (columns * row + column))
+            return ops.load("mean", row)
+
+        reduction = SimpleNamespace(
+            inner_fn=load,
+            get_size=lambda: [sympy.Integer(rows)],
+            get_reduction_size=lambda: [sympy.Integer(columns)],
+        )
+        graph = SimpleNamespace(
+            sizevars=SizeVarAllocator(), get_dtype=lambda _: torch.float32
+        )
+        with V.set_graph_handler(graph):
+            return V.choices.leaves_rows_whole(device, rows, columns, reduction)
 
     def test_the_more_rows_the_longer(self):
         """With a row for most SMs none is split, however long."""
@@ -540,10 +558,20 @@ class FewLongRowsTest(TestCase):
         self.assertGreater(lengths[len(lengths) // 2], 1.5 * lengths[0])
         self.assertEqual(lengths[-1], 2**20 - 4096)
 
-    def test_every_other_column_is_no_row(self):
+    def test_rows_in_pieces(self):
+        """One for most SMs, and all that is read of them fits in L2."""
         device = DeviceProperties.create(torch.device(GPU_TYPE))
-        self.assertTrue(self.leaves(device, 8, 9000))
-        self.assertFalse(self.leaves(device, 8, 9000, stride=2))
+        sms, l2 = device.multi_processor_count, DeviceModel.of(device).l2_bytes
+        for rows, columns, reads, whole in (
+            (sms, 9000, 1, True),
+            (8, 9000, 1, False),
+            (sms, l2 // (4 * sms), 1, True),
+            (sms, l2 // (4 * sms) + 1, 1, False),
+            (sms, l2 // (8 * sms), 2, True),
+            (sms, l2 // (8 * sms) + 1, 2, False),
+        ):
+            self.assertTrue(self.leaves(device, rows, columns, 1, reads))
+            self.assertEqual(self.leaves(device, rows, columns, 2, reads), whole)
 
     def test_other_gpus(self):
         """On other GPUs than NVIDIA's as upstream."""

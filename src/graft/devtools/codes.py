@@ -5,8 +5,8 @@ all of them need, so that no case sees what an earlier one left. On standard inp
 `{"item": "graphs/1/17"}`, or `{"list": "cases", …}`; on standard output its answer.
 
 An item is `cases/NAME/DTYPE`, `operators/CASE` (`graft.lab.operators`), `graphs/SEED/NUMBER`
-(`graft.lab.fuzz`) or `points/PART/NAME/SHAPE/DTYPE`, a row of a published result. Its code is a
-list of sections, each of one of the `PARTS`:
+(`graft.lab.fuzz`), `points/PART/NAME/SHAPE/DTYPE`, a row of a published result, or `models/NAME`,
+a step of `bench/models.toml`. Its code is a list of sections, each of one of the `PARTS`:
 
 - `wrapper`: the module that Inductor writes for a graph, without the kernels' sources;
 - `kernel`: a Triton kernel's source, without what codegen hands to the heuristics;
@@ -24,6 +24,7 @@ import ast
 import contextlib
 import functools
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -38,6 +39,9 @@ from unittest import mock
 GROUPS = ("cases", "operators", "graphs")
 POINTS = "points"
 """The group of what `bench/publish.toml` measures, but for models; where it is asked for."""
+
+MODELS = "models"
+"""The group of other people's models whose library is installed; where it is asked for."""
 
 PARTS = ("wrapper", "kernel", "meta", "configs", "comments")
 GRAPH_MODES = ("default", "non-strict", "sums", "full-sums")
@@ -75,11 +79,20 @@ def listed(
     group: str, *, dtypes: Sequence[str] = ("bf16",), seed: int = 1, graphs: int = 1000
 ) -> list[str]:
     """The items of a group. `dtypes` are for the cases (one that has none of them: its first),
-    `seed` and `graphs` for the graphs. A case whose package is not installed is left out."""
+    `seed` and `graphs` for the graphs. A case or model whose package is not installed is left
+    out."""
     if group == "graphs":
         return [f"graphs/{seed}/{index}" for index in range(graphs)]
     if group == POINTS:
         return list(dict.fromkeys(_points()))
+    if group == MODELS:
+        from graft.cases import models
+
+        return [
+            f"{MODELS}/{model.name}"
+            for model in models.catalogue().values()
+            if importlib.util.find_spec(model.library) is not None
+        ]
     if group == "operators":
         from graft.upstream import operators
 
@@ -103,7 +116,13 @@ def code(item: str) -> list[Section]:
 
     group, _, name = item.partition("/")
     compiled: list[compile.Compiled] = []
-    kinds = {"cases": _case, "operators": _operator, "graphs": _graph, POINTS: _point}
+    kinds = {
+        "cases": _case,
+        "operators": _operator,
+        "graphs": _graph,
+        POINTS: _point,
+        MODELS: _model,
+    }
     capture = kinds[group]
     capture(name, compile.into(compiled, refusals=False))
     if not compiled:
@@ -142,6 +161,14 @@ def _point(name: str, compiler: Any) -> None:
 
     _, case, shape, dtype = name.split("/")
     capture.trace(cases.find(case), tuple(map(int, shape.split("x"))), dtype, compiler)
+
+
+def _model(name: str, compiler: Any) -> None:
+    from graft.cases import models
+    from graft.lab import capture
+
+    (model,) = models.select([name])
+    capture.trace(models.case(model), model.shape, "bf16", compiler)
 
 
 def _graph(name: str, compiler: Any) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 
 from graft.devtools import code_store, snapshots
 from graft.devtools.code_store import Result, Store
-from graft.devtools.codes import GROUPS, PARTS, POINTS, Section, listed
+from graft.devtools.codes import GROUPS, MODELS, PARTS, POINTS, Section, listed
 from graft.devtools.snapshots import Snapshot
 from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT, SRC
@@ -63,7 +63,7 @@ class Wanted:
     def check(self) -> None:
         """Raise UsageError for what there is not."""
         for kind, given, known in (
-            ("group", self.groups, (*GROUPS, POINTS)),
+            ("group", self.groups, (*GROUPS, POINTS, MODELS)),
             ("part", self.without, PARTS),
         ):
             for each in given:
