@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -69,3 +70,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {folded[close[0]]}?"
     return f"; there are: {', '.join(names)}" if names else "; there are none"
+
+
+def said(error: BaseException, limit: int = 300) -> str:
+    """What an error says, in a line of at most `limit` characters.
+
+    That is its first one. Of a traceback in it, as of what failed in another process, it is what
+    that one ends with; of Triton's, which begins with a place and the source there, the last.
+    """
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    begins = [i for i, line in enumerate(lines) if line.lstrip().startswith("Traceback (most")]
+    if begins:
+        found = [line for line in lines[begins[-1] + 1 :] if not line.startswith(" ")] or lines
+    else:
+        found = lines[-1:] if lines and re.fullmatch(r"at \d+:\d+:", lines[0].strip()) else lines
+    return found[0].strip()[:limit] if found else ""

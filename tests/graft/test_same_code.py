@@ -378,6 +378,22 @@ def test_a_capture_has_every_part_and_repeats(lab: LabProcess, item: str) -> Non
     assert ".graft" not in text
 
 
+def test_models_are_those_whose_library_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from graft.cases import models
+
+    there = {"timm"}
+
+    def find_spec(name: str) -> object | None:
+        return object() if name in there else None
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    known = models.catalogue().values()
+    timm = [f"models/{model.name}" for model in known if model.library == "timm"]
+    assert codes.listed(codes.MODELS) == timm
+    there.add("transformers")
+    assert codes.listed(codes.MODELS) == [f"models/{model.name}" for model in known]
+
+
 def test_what_is_listed_is_all_of_it() -> None:
     from graft import cases
 

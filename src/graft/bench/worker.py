@@ -41,6 +41,7 @@ from graft.bench.corpus import load as load_corpus
 from graft.bench.gpu_lock import GpuLock
 from graft.bench.protocol import Message, serve
 from graft.cases import DTYPES
+from graft.errors import said
 
 _WARMUPS = 2
 # A step is profiled in its first turns: in one alone, the GPU's clock may be in another state.
@@ -216,7 +217,7 @@ class Worker:
                 torch.cuda.empty_cache()  # a model's activations are the next contender's memory
         except RuntimeError as error:
             kind = "oom" if _is_short(error) else "crash"
-            raise CaseError(kind, _first_words(error), fatal=True) from error
+            raise CaseError(kind, said(error), fatal=True) from error
         return {"us": [round(us, 3) for us in times], "facts": facts}
 
     def _profiled(self) -> Message:
@@ -493,9 +494,9 @@ def _failure(error: Exception) -> CaseError:
     if isinstance(error, CaseError):
         return CaseError(error.kind, str(error), error.fatal, error.facts)
     if _is_short(error):
-        return CaseError("oom", _first_words(error))
+        return CaseError("oom", said(error))
     fatal = bool(_FATAL.search(str(error)))
-    text = f"{type(error).__name__}: {_first_words(error)}"
+    text = f"{type(error).__name__}: {said(error)}"
     return CaseError("crash" if fatal else "error", text, fatal)
 
 
@@ -660,12 +661,6 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
         return False
     pair = (value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right))
     return torch.equal(*pair)
-
-
-def _first_words(error: BaseException, limit: int = 300) -> str:
-    """The first line that says something, cut to `limit` characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else "")[:limit]
 
 
 def _step_reference(case: Any, model: Any, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:

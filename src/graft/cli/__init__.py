@@ -604,7 +604,10 @@ def explain(
 @click.argument("a")
 @click.argument("b")
 @click.option(
-    "--group", "groups", multiple=True, help="cases, operators, graphs (default), or points."
+    "--group",
+    "groups",
+    multiple=True,
+    help="cases, operators, graphs (default), points or models.",
 )
 @click.option("--gpu", "gpus", multiple=True, help="A100, H100, H200 or B200 (default: all).")
 @click.option("--cases", "only", multiple=True, help="Only what has this in its name.")

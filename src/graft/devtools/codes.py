@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from graft.errors import said
+
 GROUPS = ("cases", "operators", "graphs")
 POINTS = "points"
 """The group of what `bench/publish.toml` measures, but for models; where it is asked for."""
@@ -356,8 +358,7 @@ def _answer_in_fork(item: str) -> dict[str, Any]:
 def error_text(error: BaseException) -> str:
     """What went wrong, in a line, of the cause where the compiler wraps it."""
     inner = getattr(error, "inner_exception", error)
-    lines = [line for line in str(inner).splitlines() if line.strip()]
-    return f"{type(inner).__name__}: {lines[0] if lines else ''}"[:400]
+    return f"{type(inner).__name__}: {said(inner)}"
 
 
 def forked(make: Callable[[], dict[str, Any]], limit_s: float = LIMIT_S) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.errors import GraftError
+from graft.errors import GraftError, said
 from graft.lab.compile import Kernel
 from graft.lab.devices import (
     REGISTER_UNIT_PER_WARP,
@@ -116,9 +116,6 @@ def _describe(config: Any) -> str:
 def _failed(config: Any, error: BaseException) -> Assembly:
     while error.__cause__ is not None:  # Triton names the caller, and its cause what is wrong
         error = error.__cause__
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # an error of Triton's quotes the source between the place and the message
-    message = lines[-1 if lines[0].startswith("at ") else 0].strip()
     return Assembly(
         config=_describe(config),
         num_warps=config.num_warps,
@@ -128,7 +125,7 @@ def _failed(config: Any, error: BaseException) -> Assembly:
         shared_memory_bytes=0,
         blocks_per_sm=0,
         occupancy=0.0,
-        error=f"{type(error).__name__}: {message}",
+        error=f"{type(error).__name__}: {said(error)}",
     )
 
 

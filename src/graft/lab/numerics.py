@@ -15,10 +15,11 @@ dtype, and
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from dataclasses import dataclass
 from typing import Any
+
+from graft.errors import said
 
 EAGER_MARGIN = 1.1
 OUTPUT_ULP = 2
@@ -75,11 +76,8 @@ class Machine:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, or, of Triton's, last."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    # Triton begins with a place, then the source, and says what is wrong in the end
-    at = -1 if lines and re.fullmatch(r"at \d+:\d+:", lines[0]) else 0
-    return f"{type(error).__name__}: {lines[at] if lines else ''}"[:300]
+    """An error's type, and what it says."""
+    return f"{type(error).__name__}: {said(error)}"[:300]
 
 
 def compare(

@@ -1,0 +1,35 @@
+"""What an error says, in a line."""
+
+from __future__ import annotations
+
+import pytest
+
+from graft.errors import said
+
+IN_ANOTHER_PROCESS = """An exception occurred in a subprocess:
+
+Name=triton_red_fused_mean_16
+Traceback (most recent call last):
+  File "subproc_pool.py", line 1, in do_job
+    result = job()
+  File "compiler.py", line 243, in compile
+    options = backend.parse_options(options)
+AssertionError: num_warps must be a power of 2
+
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("\n  refused \n and why\n", "refused"),
+        (IN_ANOTHER_PROCESS, "AssertionError: num_warps must be a power of 2"),
+        ("Traceback (most recent call last):\n  cut", "Traceback (most recent call last):"),
+        ("at 12:4:\n    x = tl.load(p)\n    ^\nno such mask", "no such mask"),
+        ("x" * 400, "x" * 300),
+    ],
+)
+def test_a_line_of_it(text: str, expected: str) -> None:
+    assert said(RuntimeError(text)) == expected
