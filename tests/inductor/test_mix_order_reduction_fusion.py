@@ -496,6 +496,12 @@ class FewLongRowsTest(TestCase):
         x = torch.randn(3, 4096, device=GPU_TYPE)
         self.check(lambda x: (x.sum(),), x, fused=0, kernels=2)
 
+    def test_scans_are_split(self):
+        """Into parts of one kernel, which all SMs load."""
+        x = torch.randn(3, 9000, device=GPU_TYPE)
+        code = self.check(lambda x: (x.cumsum(1),), x, fused=0)
+        self.assertIn("@triton_heuristics.split_scan(", code)
+
     def test_longer_rows_are_split(self):
         x = torch.randn(3, 21504, device=GPU_TYPE)
         self.check(lambda x: (x.sum(1),), x, fused=0, kernels=2)
