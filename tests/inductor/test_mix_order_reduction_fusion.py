@@ -532,6 +532,7 @@ class FewLongRowsTest(TestCase):
 
     def leaves(self, device, rows, columns, stride=1, reads=1):
         """Of tensors of float32, of which a row has each column or every so many."""
+        self.assertTrue(hasattr(V.choices, "leaves_rows_whole"))
 
         def load(index, rindex):
             (row,), (column,) = index, rindex

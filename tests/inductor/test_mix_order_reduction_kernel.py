@@ -236,7 +236,7 @@ class SplitContiguousNodeTest(MixOrderTestCase):
         split, whole = staticmethod(split), staticmethod(lambda *_: False)
         with (
             patch.object(InductorChoices, "reduction_split_factor", split),
-            patch.object(InductorChoices, "leaves_rows_whole", whole),
+            patch.object(InductorChoices, "leaves_rows_whole", whole, create=True),
         ):
             self.check(f, x, weight, dy, rstd, fused=0)
 

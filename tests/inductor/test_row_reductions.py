@@ -1461,7 +1461,10 @@ class SplitPartsTest(TestCase):
                 InductorChoices, "reduction_split_factor", staticmethod(split)
             ),
             mock.patch.object(
-                InductorChoices, "leaves_rows_whole", staticmethod(lambda *_: False)
+                InductorChoices,
+                "leaves_rows_whole",
+                staticmethod(lambda *_: False),
+                create=True,
             ),
         ):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), x)
