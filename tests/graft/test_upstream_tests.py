@@ -18,7 +18,7 @@ from running import is_running, wait_for
 from standin import Project
 
 from graft.errors import GraftError, UsageError
-from graft.places import SRC
+from graft.places import ROOT, SRC
 from graft.stack.trees import bases
 from graft.testing import runner
 from graft.testing.runner import Result
@@ -624,6 +624,11 @@ def test_the_result_as_data(project: Project, tmp_path: Path) -> None:
     assert counts["broken"] == 1
     assert counts["patched"] == {"passed": 2, "failed": 2, "skipped": 1}
     assert data["differing"][0]["outcomes"] == ["passed", "failed"]
+
+
+def test_a_result_has_no_path_of_this_machine(tmp_path: Path) -> None:
+    comparison.write({"messages": [f'File "{ROOT}/.venv/x.py"']}, tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == {"messages": ['File ".venv/x.py"']}
 
 
 def test_what_counts_as_broken() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from graft.errors import GraftError
+from graft.places import ROOT
 from graft.testing.runner import OUTCOMES, Result
 from graft.upstream.differences import Difference
 from graft.upstream.testpool import Pool, Side
@@ -298,7 +299,11 @@ def _words(counts: Mapping[str, int]) -> str:
 
 
 def write(data: Mapping[str, Any], file: Path) -> None:
-    """Write a comparison's data as JSON, at once or not at all."""
+    """Write a comparison's data as JSON, at once or not at all.
+
+    Results are committed: paths in messages are from the root of this checkout.
+    """
     aside = file.with_name(f"{file.name}.new")
-    aside.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    text = json.dumps(data, indent=1).replace(f"{ROOT}/", "")
+    aside.write_text(text + "\n", "utf-8")
     aside.replace(file)
