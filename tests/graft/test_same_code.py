@@ -378,6 +378,16 @@ def test_a_capture_has_every_part_and_repeats(lab: LabProcess, item: str) -> Non
     assert ".graft" not in text
 
 
+@pytest.mark.parametrize("warps", [0, 3])
+def test_what_triton_refuses_is_an_error(warps: int) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    target = GPUTarget("cuda", 90, 32)
+    codes.check_options(target, {"num_warps": 4})
+    with pytest.raises(AssertionError, match="num_warps must be a power of 2"):
+        codes.check_options(target, {"num_warps": warps})
+
+
 def test_models_are_those_whose_library_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     from graft.cases import models
 

@@ -286,6 +286,7 @@ def _configurations(kernel: Any) -> Iterator[str]:
     asked: list[str] = []
 
     def compile(source: Any, target: Any, options: Mapping[str, Any]) -> Any:
+        check_options(target, options)
         constants = {str(key): value for key, value in source.constants.items()}
         asked.append(f"  constants {constants}, options {dict(options)}")
         raise no_room
@@ -307,6 +308,13 @@ def _configurations(kernel: Any) -> Iterator[str]:
         if asked:
             yield "where it does not fit:"
             yield from asked
+
+
+def check_options(target: Any, options: Mapping[str, Any]) -> None:
+    """Raise what Triton does of compile options that it refuses, as no warps."""
+    from triton.compiler.compiler import make_backend
+
+    make_backend(target).parse_options(dict(options))
 
 
 class _TooLarge:
