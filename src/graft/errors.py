@@ -72,6 +72,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; there are: {', '.join(names)}" if names else "; there are none"
 
 
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """An error's type, and what it says, in at most `limit` characters."""
+    return f"{type(error).__name__}: {said(error)}"[:limit]
+
+
 def said(error: BaseException, limit: int = 300) -> str:
     """What an error says, in a line of at most `limit` characters.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[1]
@@ -9,3 +10,14 @@ SRC = Path(__file__).resolve().parents[1]
 
 ROOT = SRC.parent
 """The root of this repository."""
+
+
+def without_folders(text: str) -> str:
+    """What an error says without this machine's folders: results are committed."""
+    for folder, name in (
+        (str(ROOT), "."),
+        (tempfile.gettempdir(), "$TMP"),
+        (str(Path.home()), "~"),
+    ):
+        text = text.replace(folder, name)
+    return text

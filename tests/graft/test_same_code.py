@@ -28,6 +28,7 @@ from graft.devtools.codes import Section
 from graft.devtools.same_code import Comparison, Difference, Wanted, differing, renumbered
 from graft.devtools.snapshots import Snapshot
 from graft.errors import GraftError, UsageError
+from graft.places import ROOT
 from graft.stack import pins
 from graft.stack.git import blob_id
 from graft.stack.trees import bases, tree
@@ -376,6 +377,18 @@ def test_a_capture_has_every_part_and_repeats(lab: LabProcess, item: str) -> Non
     text = json.dumps(sections)
     assert "/tmp" not in text
     assert ".graft" not in text
+
+
+def test_no_library_of_models_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    base, _ = here()
+    monkeypatch.setattr(same_code._Worker, "ask", lambda *_: {"items": []})
+    wanted = Wanted(groups=(codes.MODELS,), gpus=("H200",))
+    with (
+        code_store.opened(tmp_path) as store,
+        pytest.raises(GraftError, match="has no library of models") as caught,
+    ):
+        same_code._items(store, codes.MODELS, wanted, str(base.python), base)
+    assert caught.value.next == f"{base.python} -m pip install '{ROOT}[models]'"
 
 
 @pytest.mark.parametrize("warps", [0, 3])

@@ -27,7 +27,7 @@ from graft.bench.protocol import Message, Remote, WorkerLost
 from graft.bench.results import Journal, Row
 from graft.bench.stats import paired_ratio, spread
 from graft.errors import GraftError
-from graft.places import ROOT
+from graft.places import ROOT, without_folders
 from graft.stack.trees import caches
 
 WORKER = ("-m", "graft.bench.worker")
@@ -515,18 +515,7 @@ def _shown(facts: Message) -> Message:
 
 
 def _error(kind: str, message: str) -> Message:
-    return {"error": {"kind": kind, "message": _without_paths(message)}}
-
-
-def _without_paths(message: str) -> str:
-    """An error's text without this machine's folders: results are committed."""
-    for folder, name in (
-        (str(ROOT), "."),
-        (tempfile.gettempdir(), "$TMP"),
-        (str(Path.home()), "~"),
-    ):
-        message = message.replace(folder, name)
-    return message
+    return {"error": {"kind": kind, "message": without_folders(message)}}
 
 
 def run(
@@ -622,7 +611,7 @@ def run(
                     raise lost
         except LaneLost as why:
             with lock:
-                lane.error = _without_paths(str(why))
+                lane.error = without_folders(str(why))
                 journal.describe(described(lanes, journal.head))
             on_note(f"GPU {lane.gpu.name}: {why}; left out")
         except BaseException as error:

@@ -41,7 +41,7 @@ from graft.bench.corpus import load as load_corpus
 from graft.bench.gpu_lock import GpuLock
 from graft.bench.protocol import Message, serve
 from graft.cases import DTYPES
-from graft.errors import said
+from graft.errors import first_line, said
 
 _WARMUPS = 2
 # A step is profiled in its first turns: in one alone, the GPU's clock may be in another state.
@@ -496,8 +496,7 @@ def _failure(error: Exception) -> CaseError:
     if _is_short(error):
         return CaseError("oom", said(error))
     fatal = bool(_FATAL.search(str(error)))
-    text = f"{type(error).__name__}: {said(error)}"
-    return CaseError("crash" if fatal else "error", text, fatal)
+    return CaseError("crash" if fatal else "error", first_line(error), fatal)
 
 
 def _is_short(error: Exception) -> bool:

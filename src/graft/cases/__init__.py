@@ -17,7 +17,7 @@ import torch
 
 from graft.cases import models
 from graft.cases.case import DTYPES, Case, Shape, numel
-from graft.errors import GraftError, UsageError, nearest
+from graft.errors import GraftError, UsageError, nearest, said
 from graft.places import ROOT
 
 __all__ = ["DTYPES", "FOLDER", "Case", "Shape", "available", "files", "find", "load_all", "numel"]
@@ -83,9 +83,9 @@ def _calling(name: str, library: str, extra: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a library's import raises
-        said = (str(error) or type(error).__name__).splitlines()[0]
+        why = said(error) or type(error).__name__
         raise GraftError(
-            f"{name} calls {library}, which {sys.executable} cannot import: {said}",
+            f"{name} calls {library}, which {sys.executable} cannot import: {why}",
             next=f"pip install '{ROOT}[{extra}]'; or PYTHONPATH=DIR, with {library} in it",
         ) from None
 
@@ -129,7 +129,7 @@ def _from_function(name: str, build: Callable[[torch.device], tuple[Any, tuple[A
     except (RuntimeError, AssertionError) as error:
         # Of `.cuda()`, too, where there is no driver.
         raise UsageError(
-            f"{name} does not make its model and inputs: {str(error).strip().splitlines()[0]}",
+            f"{name} does not make its model and inputs: {said(error)}",
             next="all of it goes to the device that it is given: model.to(device), inputs as well",
         ) from error
     is_model = isinstance(target, torch.nn.Module)

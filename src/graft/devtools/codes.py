@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from graft.errors import said
+from graft.errors import first_line
 
 GROUPS = ("cases", "operators", "graphs")
 POINTS = "points"
@@ -365,8 +365,7 @@ def _answer_in_fork(item: str) -> dict[str, Any]:
 
 def error_text(error: BaseException) -> str:
     """What went wrong, in a line, of the cause where the compiler wraps it."""
-    inner = getattr(error, "inner_exception", error)
-    return f"{type(inner).__name__}: {said(inner)}"
+    return first_line(getattr(error, "inner_exception", error))
 
 
 def forked(make: Callable[[], dict[str, Any]], limit_s: float = LIMIT_S) -> dict[str, Any]:

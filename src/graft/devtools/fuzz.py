@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.devtools.programs import Program, generate, generate_sums, smaller
-from graft.lab.numerics import DEFAULT, NON_STRICT, Machine, Outcome, compare, first_line
+from graft.errors import first_line
+from graft.lab.numerics import DEFAULT, NON_STRICT, Machine, Outcome, compare
 
 # The rows that a dynamic program's second run has more than its first.
 GROWTH = {"small": 5, "full": 37}

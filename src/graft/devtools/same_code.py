@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.metadata
 import json
 import os
 import queue
@@ -126,7 +127,7 @@ def compare(
     started = time.monotonic()
     wanted.check()
     names = ("A", "B")
-    keys = _keys(sides, base)
+    keys = _keys(sides, base, wanted)
     found = Comparison(sides, wanted)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(code_store.opened(snapshots.folder(root)))
@@ -137,8 +138,7 @@ def compare(
         snapshots.prune({built.prefix for built in trees}, root)
         pythons = {key: str(built.python) for key, built in zip(keys, trees, strict=True)}
         items = {
-            group: _items(store, group, wanted, pythons[keys[0]], _tool_hash(base))
-            for group in wanted.groups
+            group: _items(store, group, wanted, pythons[keys[0]], base) for group in wanted.groups
         }
         if not any(items.values()):
             raise UsageError("no case is called so", "graft same-code A B, without --cases")
@@ -167,26 +167,34 @@ def compare(
     return found
 
 
-def _keys(sides: tuple[Snapshot, Snapshot], base: Base) -> tuple[str, str]:
+def _keys(sides: tuple[Snapshot, Snapshot], base: Base, wanted: Wanted) -> tuple[str, str]:
     """What names each side's codes. A stack beside itself is captured twice, to see that it can."""
-    tool = _tool_hash(base)
+    tool = _tool_hash(base, wanted)
     a, b = (f"{side.hash[:32]}-{tool}" for side in sides)
     return a, f"{b}-again" if a == b else b
 
 
-def _tool_hash(base: Base) -> str:
-    """Of what decides what is captured, beside the stack: base, lab, cases, generator."""
+def _tool_hash(base: Base, wanted: Wanted) -> str:
+    """Of what decides what is captured, beside the stack: base, lab, cases, generator, models."""
     home = SRC / "graft"
     mine = (home / "devtools" / f"{name}.py" for name in ("codes", "fuzz", "programs"))
     files = [*mine, home / "upstream/operators.py", *(ROOT / "bench/cases").glob("*.py")]
     files += [path for package in ("lab", "cases") for path in (home / package).glob("*.py")]
     hashed = {str(path.relative_to(ROOT)): blob_id(path.read_bytes()) for path in files}
+    if MODELS in wanted.groups:
+        from graft.cases import models
+
+        hashed[models.FILE.name] = blob_id(models.FILE.read_bytes())
+        for library in models.LIBRARIES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                version = importlib.metadata.version(library)
+                hashed[library] = blob_id(version.encode())
     return files_hash({**hashed, "base": blob_id(json.dumps(base.as_json()).encode())})[:16]
 
 
-def _items(store: Store, group: str, wanted: Wanted, python: str, tool: str) -> list[str]:
+def _items(store: Store, group: str, wanted: Wanted, python: str, base: Base) -> list[str]:
     request = {"dtypes": list(wanted.dtypes), "seed": wanted.seed, "graphs": wanted.graphs}
-    key = f"{tool} {group} {json.dumps(request)}"
+    key = f"{_tool_hash(base, wanted)} {group} {json.dumps(request)}"
     # what was measured changes from one run to the next, and is read, not generated
     items = listed(group) if group == POINTS else store.items(key)
     if items is None:
@@ -195,6 +203,11 @@ def _items(store: Store, group: str, wanted: Wanted, python: str, tool: str) -> 
             if answer is None:
                 raise GraftError(f"{python} cannot list the {group}: {worker.last_words()}")
         items = answer["items"]
+        if group == MODELS and not items:
+            raise GraftError(
+                f"{base.python} has no library of models",
+                f"{base.python} -m pip install '{ROOT}[models]'",
+            )
         store.keep_items(key, items)
     only = wanted.only
     named = [item for item in items if not only or any(text in item for text in only)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.errors import GraftError, said
+from graft.errors import GraftError, first_line
 from graft.lab.compile import Kernel
 from graft.lab.devices import (
     REGISTER_UNIT_PER_WARP,
@@ -125,7 +125,7 @@ def _failed(config: Any, error: BaseException) -> Assembly:
         shared_memory_bytes=0,
         blocks_per_sm=0,
         occupancy=0.0,
-        error=f"{type(error).__name__}: {said(error)}",
+        error=first_line(error),
     )
 
 

@@ -19,8 +19,6 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from graft.errors import said
-
 EAGER_MARGIN = 1.1
 OUTPUT_ULP = 2
 # The order of summation moves single elements by a few ulp; a row too many or too few moves one
@@ -73,11 +71,6 @@ class Machine:
         torch._inductor.config.fx_graph_cache = False
         torch._functorch.config.enable_autograd_cache = False
         torch._dynamo.config.verbose = False
-
-
-def first_line(error: BaseException) -> str:
-    """An error's type, and what it says."""
-    return f"{type(error).__name__}: {said(error)}"[:300]
 
 
 def compare(

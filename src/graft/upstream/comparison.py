@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from graft.errors import GraftError
-from graft.places import ROOT
+from graft.places import without_folders
 from graft.testing.runner import OUTCOMES, Result
 from graft.upstream.differences import Difference
 from graft.upstream.testpool import Pool, Side
@@ -131,7 +131,10 @@ class Comparison:
                 "outcomes": row.outcomes,
                 "before": row.before,
                 "meant": row.meant and row.meant.reason,
-                "messages": [each.message if each else "" for each in (row.stock, row.patched)],
+                "messages": [
+                    without_folders(each.message) if each else ""
+                    for each in (row.stock, row.patched)
+                ],
             }
             for row in self.differing
         ]
@@ -299,11 +302,7 @@ def _words(counts: Mapping[str, int]) -> str:
 
 
 def write(data: Mapping[str, Any], file: Path) -> None:
-    """Write a comparison's data as JSON, at once or not at all.
-
-    Results are committed: paths in messages are from the root of this checkout.
-    """
+    """Write a comparison's data as JSON, at once or not at all."""
     aside = file.with_name(f"{file.name}.new")
-    text = json.dumps(data, indent=1).replace(f"{ROOT}/", "")
-    aside.write_text(text + "\n", "utf-8")
+    aside.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     aside.replace(file)

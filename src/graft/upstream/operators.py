@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from graft.errors import first_line
 from graft.lab import numerics
 from graft.lab.numerics import Machine, Outcome
 
@@ -196,7 +197,7 @@ def check(machine: Machine, case: Case) -> Outcome:
         except Exception:  # there is no float64 of it: eager's own result has to do
             expected = eager
     except Exception as refusal:
-        return Outcome("eager", detail=numerics.first_line(refusal))
+        return Outcome("eager", detail=first_line(refusal))
     if case.form != "alone" and not call.zeros and not any(x.dim() for x in eager.values()):
         return Outcome("eager", detail="there is nothing to sum")
     compiled = torch.compile(function, options=options or None)
@@ -205,7 +206,7 @@ def check(machine: Machine, case: Case) -> Outcome:
     except Exception as error:
         kind = "budget" if type(error).__name__ == "OverBudget" else "error"
         inner = getattr(error, "inner_exception", error)  # of a BackendCompilerFailed
-        return Outcome(kind, metrics.codegen_mix_order_reduction, numerics.first_line(inner))
+        return Outcome(kind, metrics.codegen_mix_order_reduction, first_line(inner))
     mix_order = metrics.codegen_mix_order_reduction
     worst = Outcome("ok")
     for name in eager:
