@@ -92,6 +92,14 @@ def added_norm(x, y):
     return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1)
 
 
+def affine_norm(x, weight, bias):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight[0], bias[0])
+
+
+def masked_softmax(x, kept):
+    return torch.softmax(x.masked_fill(kept > 1, -INF), -1)
+
+
 # Rows that begin anywhere, and the warps that hold one, or None where it is looped.
 UNALIGNED = (
     (rms_norm, 1237, 2),
@@ -105,7 +113,15 @@ UNALIGNED = (
     (centered_norm, 10964, 8),
     (softmax_of_floats, 10964, 16),
     (softmax_of_floats, 12271, 8),
-    (gated_norm, 9001, None),
+    (affine_norm, 1237, 1),
+    (centered_norm, 1237, 2),
+    (softmax_backward, 9001, 8),
+    (softmax_backward, 16001, 8),
+    (masked_softmax, 9001, 8),
+    (masked_softmax, 14438, 8),
+    (masked_softmax, 13001, None),
+    (gated_norm, 9001, 8),
+    (gated_norm, 14001, None),
     (gated_norm, 16380, 16),
     (rms_norm, 10964, None),
     (rms_norm, 12501, None),
@@ -241,17 +257,23 @@ class LongRowsTest(TestCase):
 
     def test_wide_rows_of_arithmetic(self):
         """A loop over them has more programs on an SM."""
-        for f, columns in ((scaled_norm, 8192), (centered_norm, 16384), (gated_norm, 16382)):
+        for f, columns in ((scaled_norm, 8192), (centered_norm, 16384), (added_norm, 16382)):
             count = f.__code__.co_argcount
             self.check(f, (3, columns), REDUCTION, count, torch.bfloat16)
 
-    @parametrize("columns", (1100, 2501))
+    @parametrize("columns", (1100, 2501, 4104, 5120))
     @parametrize("f", (softmax_of_floats, centered_norm, gated_norm))
     def test_padding_that_pays(self, f, columns):
         self.check(f, (3, columns), PERSISTENT, f.__code__.co_argcount)
 
+    @parametrize("columns, warps", ((2560, 4), (3328, 8)))
+    def test_warps_of_a_padded_row(self, columns, warps):
+        """A thread has columns of the row, not of its padding."""
+        code = self.check(centered_norm, (3, columns), PERSISTENT, 2, torch.bfloat16)
+        self.assertIn(f"'num_warps': {warps}", code)
+
     def test_padding(self):
-        for f, columns in ((rms_norm, 2500), (softmax_of_floats, 5000), (gated_norm, 9000)):
+        for f, columns in ((rms_norm, 2500), (softmax_of_floats, 9000), (gated_norm, 9000)):
             self.check(f, (3, columns), REDUCTION, f.__code__.co_argcount)
 
     def test_padding_with_few_programs(self):
@@ -503,6 +525,10 @@ class PersistentPolicyTest(TestCase):
             return persistent_reduction.num_warps(Loops(rnumel, streams, 2, False))
 
         self.assertEqual([warps(n) for n in (1536, 2048, 4096, 8192)], [2, 2, 4, 8])
+        # of a padded row, a thread has fewer
+        for again, expect in ((Again(), 8), (Again(welford=True), 4)):
+            row = Loops(2560, 3, 2, False, again=again)
+            self.assertEqual(persistent_reduction.num_warps(row), expect)
         self.assertEqual([warps(2048, n) for n in (2, 5)], [4, 8])
         self.assertIsNone(warps(8192, 2))
         self.assertIsNone(warps(16384))
@@ -593,21 +619,26 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(why(2500, welford=True))
         self.assertIsNone(why(2500, functions=True))
         self.assertIsNone(why(2500, online_softmax=True))
-        self.assertIn("padded", why(5000, online_softmax=True))
+        self.assertIsNone(why(5000, online_softmax=True))
+        self.assertIn("padded", why(9000, online_softmax=True))
         self.assertIn("padded", why(9000, functions=True, welford=True, loads=3))
 
     def test_unaligned(self):
         """What is live at a reduction, and registers for the loads, of the row alone."""
 
-        def warps(rnumel, vector=1, online_softmax=False, **again):
-            again = Again(**{"tiles": 1, "loads": 1, **again})
-            row = Loops(rnumel, 1, 2, online_softmax, again=again)
+        def warps(
+            rnumel, vector=1, online_softmax=False, plain=False, streams=1, **again
+        ):
+            again = Again(**{"column": 1, "tiles": 1, "loads": 1, **again})
+            row = Loops(rnumel, streams, 2, online_softmax, plain, again=again)
             row = dataclasses.replace(row, vector=vector, unaligned=vector < 8)
             looped = why_looped(row, 16384)
             return None if looped else persistent_reduction.num_warps(row)
 
         self.assertEqual([warps(n) for n in (1237, 3001, 5003, 8191)], [2, 4, 8, 8])
         self.assertEqual([warps(n, welford=True) for n in (1237, 3001, 5003)], [2, 2, 4])
+        affine = {"welford": True, "streams": 3}
+        self.assertEqual([warps(n, **affine) for n in (1237, 1600, 1601)], [1, 1, 2])
         self.assertEqual([warps(n, tiles=3) for n in (1237, 3001, 4999)], [2, 4, 8])
         self.assertEqual(warps(3001, loads=2, welford=True), 4)
         # a loop that loads again is better, but where it computes again as well
@@ -620,6 +651,13 @@ class PersistentPolicyTest(TestCase):
         self.assertEqual(warps(12799, online_softmax=True), 8)
         self.assertIsNone(warps(12801, online_softmax=True))
         self.assertEqual(warps(16382, 2, online_softmax=True), 8)
+        # a second tensor takes what is live of it, and its loads follow the first one's
+        self.assertEqual(warps(12799, online_softmax=True, loads=2), 8)
+        self.assertIsNone(warps(12799, online_softmax=True, loads=2, column=2))
+        # or loads two again, and has the SM for itself
+        self.assertEqual(warps(16383, plain=True, loads=2, column=2), 8)
+        self.assertIsNone(warps(16383, plain=True, loads=2, column=3))
+        self.assertIsNone(warps(16383, loads=2, column=2))
         # with whole vectors
         self.assertIsNone(warps(5000, 8))
 
@@ -919,8 +957,20 @@ class SharedMaximaConfigsTest(TestCase):
         type="cuda", index=0, multi_processor_count=132, cc=90, warp_size=32
     )
 
-    def config(self, rows, columns, read_again=0, narrow=True, accesses=2, **device):
-        row = LoopedRows(rows, columns, read_again, narrow, accesses)
+    def config(
+        self,
+        rows,
+        columns,
+        read_again=0,
+        narrow=True,
+        accesses=2,
+        loops=1,
+        vector=1,
+        **device,
+    ):
+        row = LoopedRows(
+            rows, columns, read_again, narrow, accesses, loops=loops, vector=vector
+        )
         device = self.device._replace(**device)
         return online_softmax_config(row, DeviceModel.of(device))
 
@@ -931,6 +981,16 @@ class SharedMaximaConfigsTest(TestCase):
     def test_many_accesses(self):
         self.assertEqual(self.config(8192, 32000, accesses=6), LoopConfig(16, 4))
         self.assertIsNone(self.config(8192, 32000, accesses=7))
+
+    def test_rows_that_are_read_once(self):
+        """In half types, by whole vectors, beyond those for which nothing is predicted."""
+        self.assertEqual(self.config(8192, 32000, vector=8), LoopConfig(16, 16))
+        self.assertEqual(self.config(512, 32000, vector=8), LoopConfig(8, 16))
+        usual = LoopConfig(16, 4)
+        self.assertEqual(self.config(8192, 32000, vector=8, narrow=False), usual)
+        self.assertEqual(self.config(8192, 32000, vector=4), usual)
+        self.assertEqual(self.config(8192, 16384, vector=8), usual)
+        self.assertNotEqual(self.config(8192, 32000, 2, vector=8, loops=2), LoopConfig(16, 16))
 
     def test_few_rows(self):
         self.assertEqual(self.config(512, 32000), LoopConfig(8, 16))
@@ -1558,11 +1618,16 @@ class ShortLoopsTest(TestCase):
         self.assertEqual(actual.double(), expect, atol=4 * eps * scale, rtol=4 * eps)
         return code
 
-    @parametrize("f", (row_sum, half_rms_norm, centered))
-    @parametrize("columns", (1104, 2504))
+    @parametrize("f, longest", ((row_sum, 2504), (half_rms_norm, 2504), (centered, 4000)))
     @parametrize("dtype", (torch.bfloat16, torch.float16))
-    def test_half_types(self, dtype, columns, f):
-        self.assertIn(FOUR_WARPS, self.check(f, 3, columns, dtype=dtype))
+    def test_half_types(self, dtype, f, longest):
+        with inductor_config.patch("triton.persistent_reductions", False):
+            for columns in (1104, longest):
+                self.assertIn(FOUR_WARPS, self.check(f, 3, columns, dtype=dtype))
+
+    def test_eight_warps(self):
+        """Of what takes more than two blocks of four, and is read again."""
+        self.assertIn("'loop': (8, 8)", self.check(half_rms_norm, 3, 5000))
 
     @parametrize("columns", (70, 196, 500))
     def test_few_columns(self, columns):
@@ -1577,7 +1642,7 @@ class ShortLoopsTest(TestCase):
                 return None
 
         with V.set_choices_handler(AtRunTime()):
-            code = self.check(row_sum, 3, 2501)
+            code = self.check(row_sum, 3, 1501)
         self.assertNotIn("'loop': (", code)
 
     def test_as_ever(self):
@@ -1591,7 +1656,8 @@ class ShortLoopsTest(TestCase):
 
         for code in (
             self.check(row_sum, 3, 1100, dtype=torch.float32),
-            self.check(row_sum, 3, 5000),
+            self.check(row_sum, 3, 3080),
+            self.check(half_rms_norm, 3, 9000),
             self.check(row_sum, 3, 1100, rows=8),
             self.check(row_sum, 3, 1000),
             self.check(row_sum, 3, 1100, dynamic=True),
@@ -1637,6 +1703,7 @@ class ShortLoopConfigTest(TestCase):
             "read_again": 2,
             "narrow": True,
             "accesses": 2,
+            "loops": 2,
             **row,
         }
         device = DeviceModel.of(DeviceProperties("cuda", 0, sms, 90))
@@ -1646,7 +1713,15 @@ class ShortLoopConfigTest(TestCase):
         self.assertTrue(hasattr(looped_reduction, "short_loop_config"))
         self.assertEqual(self.config(), LoopConfig(16, 4))
         self.assertEqual(self.config(columns=4096), LoopConfig(16, 4))
-        self.assertIsNone(self.config(columns=4097))
+        self.assertEqual(self.config(columns=4097), LoopConfig(8, 8))
+        self.assertEqual(self.config(columns=8192), LoopConfig(8, 8))
+        self.assertIsNone(self.config(columns=8193))
+        # what is read once
+        self.assertEqual(self.config(columns=2048, loops=1), LoopConfig(16, 4))
+        self.assertIsNone(self.config(columns=2049, loops=1))
+        sums = {"accesses": 1, "loops": 1}
+        self.assertEqual(self.config(columns=3072, **sums), LoopConfig(16, 4))
+        self.assertIsNone(self.config(columns=3073, **sums))
         self.assertIsNone(self.config(narrow=False))
         self.assertIsNone(self.config(accesses=7))
         self.assertIsNone(self.config(rows=8 * 132 - 1))

@@ -64,9 +64,16 @@ MAX_ACCESSES = 6
 # Columns of the runtime's block: the compiler sees that no mask is needed where it divides
 # a row. Of a row longer than two of them most is in whole blocks.
 BLOCK = 2048
-# Columns of a row that takes two blocks of programs of four warps at most: longer ones, and
-# those of wider types, are as often slower with fewer warps.
+# Of the only loop over long rows of half types, which has nothing to find in a cache: with
+# more columns in flight fewer programs end apart.
+ONE_LOOP = LoopConfig(16, 16)
+# Columns that a thread of it loads at once.
+ONE_LOAD = VECTOR_BYTES // 2
+# Columns of a row that takes two blocks of programs of four warps at most, or four of eight
+# warps: longer ones, and those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
+# Columns of a row of one tensor that one loop reads: of more, few of that block are masked.
+ONE_LOOP_COLUMNS = 3072
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,6 +300,9 @@ def online_softmax_config(
     if row.rows < FEW_ROWS * device.sms:
         enough = row.narrow and row.rows >= FEWEST_ROWS * device.sms
         return LoopConfig(8, 16) if enough else None
+    reads_once = row.narrow and row.loops == 1 and row.vector >= ONE_LOAD
+    if reads_once and row.columns > SHORT_ROW:
+        return ONE_LOOP
     for each in (LoopConfig(16, 4), LoopConfig(8, 8)):
         rows = min(row.rows, device.sms * device.warps_per_sm // each.num_warps)
         if rows * row.columns * row.read_again <= cached:
@@ -303,15 +313,22 @@ def online_softmax_config(
 def short_loop_config(
     row: LoopedRows, device: DeviceModel
 ) -> Optional[LoopConfig]:
-    """Of a loop over rows of half types; None where the runtime decides."""
+    """
+    Of loops over rows of half types; None where the runtime decides, as of a longer row that
+    is read once: its block of 4096 columns has all of them in flight.
+    """
     if (
-        row.narrow
-        and row.columns <= SHORT_COLUMNS
-        and row.accesses <= MAX_ACCESSES
-        and row.rows >= FEW_ROWS * device.sms
+        not row.narrow
+        or row.accesses > MAX_ACCESSES
+        or row.rows < FEW_ROWS * device.sms
     ):
+        return None
+    if row.loops == 1:
+        most = ONE_LOOP_COLUMNS if row.accesses == 1 else BLOCK
+        return LoopConfig(16, 4) if row.columns <= most else None
+    if row.columns <= SHORT_COLUMNS:
         return LoopConfig(16, 4)
-    return None
+    return LoopConfig(8, 8) if row.columns <= 2 * SHORT_COLUMNS else None
 
 
 def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:

@@ -13,8 +13,10 @@ what the loops do again, of the kernel's operations: functions of each element, 
 divisions of Welford's algorithm, or loads of several tensors.
 
 Of rows of half types that begin within a vector, a thread loads one column at a time, or a
-few. To load such a row again is as many instructions again, and what a thread would have
-beyond the row is left out, so that padding takes nothing.
+few. To load such a row again is as many instructions again.
+
+What every thread would have beyond the row is left out, so that it has its share of the row's
+columns, not of the padded ones.
 """
 
 from __future__ import annotations
@@ -57,8 +59,10 @@ UNALIGNED_COLUMNS_PER_THREAD = 64
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
 TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
-# Warps of an unaligned row, at least, and the bytes of its widest elements.
-UNALIGNED_WARPS, HALF_BYTES = 2, 2
+# Warps of an unaligned row, at least, and the bytes of its widest elements. One warp holds that
+# of a LayerNorm with weight and bias, which three streams are: two have registers for all of
+# their columns, and an SM fewer rows.
+UNALIGNED_WARPS, HALF_BYTES, ONE_WARP_STREAMS = 2, 2, 3
 # Warps that an SM holds at least, whatever a thread of them takes.
 RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
@@ -90,8 +94,7 @@ PADDED_LOADS = 2
 # Programs of an SM that hold such a row in half of ``WIDE_WARPS``. With two, memory waits for
 # the lanes of no column.
 PADDED_PROGRAMS = 3
-# Columns of a short row: most of its loops have masks, and of longer ones no more than the
-# last block has.
+# Columns of a short row, whose loops with nothing computed again are as good as padding it.
 SHORT_COLUMNS = 4096
 
 
@@ -106,13 +109,15 @@ class Again:
         two sums
     live: registers of a thread of a persistent kernel of ``WIDE_WARPS``, of what it holds
         where its warps wait for a reduction
-    tiles: of rows and columns among that: registers for each column
+    column: among that, registers for each column
+    tiles: the same without what every row reads
     """
 
     functions: bool = False
     loads: int = 0
     welford: bool = False
     live: float = 0
+    column: float = 0
     tiles: float = 0
 
     @classmethod
@@ -136,11 +141,13 @@ class Again:
         # without what every row reads, which can be loaded after a reduction
         of_row = dataclasses.replace(launch, hoist=True)
         per_thread = Layout.of(ops, columns, of_row).elements[Width.TILE]
+        live = Demand.of(ops, columns, launch).tiles
         return cls(
             any(name in FUNCTIONS for name in names),
             names.count("load"),
             has_reduction(features, "welford_reduce", "welford_combine"),
-            Demand.of(ops, columns, launch).tiles,
+            live,
+            live / per_thread,
             Demand.of(ops, columns, of_row).tiles / per_thread,
         )
 
@@ -208,6 +215,17 @@ class Loops:
         return next_power_of_2(self.rnumel)
 
     @property
+    def least_warps(self) -> int:
+        """Of an unaligned row."""
+        many = self.again.welford and self.streams >= ONE_WARP_STREAMS
+        return 1 if many else UNALIGNED_WARPS
+
+    @property
+    def does_more_again(self) -> bool:
+        """Whether its loops do more than arithmetic, and loads of one tensor, twice."""
+        return self.computes_again or self.again.welford or self.again.loads > 1
+
+    @property
     def computes_again(self) -> bool:
         """Whether its loops compute more than arithmetic twice, which takes them longer
         than their bytes do."""
@@ -216,20 +234,18 @@ class Loops:
     @property
     def pays_for_padding(self) -> bool:
         """
-        Whether a block of up to twice the row is better than its loops. For an unaligned row
-        padding takes nothing.
+        Whether a block of up to twice the row is better than its loops, as it is for an
+        unaligned row that is held.
         """
         if self.unaligned and (
             any(map(self.is_held_by, NUM_WARPS))
             or (self.padded > WIDE_COLUMNS and self.is_held_by_what_is_live)
         ):
             return True
-        if self.online_softmax:
-            return self.rnumel <= SHORT_COLUMNS
         if self.padded > WIDE_COLUMNS:
             return False
         return (
-            self.again.functions
+            self.computes_again
             or self.again.welford
             or (
                 self.rnumel > SHORT_COLUMNS
@@ -250,7 +266,7 @@ class Loops:
             return False
         if self.padded > WIDE_COLUMNS:
             return self.computes_again and self.rnumel % WIDE_VECTOR == 0
-        return self.computes_again or self.again.welford or self.again.loads > 1
+        return self.does_more_again
 
     def takes(self, columns: int) -> int:
         """Registers of a thread that has ``columns`` of rows."""
@@ -259,30 +275,52 @@ class Loops:
     @property
     def is_better_held(self) -> bool:
         """Whether an unaligned row is, by eight warps at most: up to ``WIDE_COLUMNS``, and beyond
-        them where loops do more than load it again, and ``WIDE_WARPS`` do not hold it."""
+        them where loops do more than load one tensor again, and ``WIDE_WARPS`` do not hold it."""
         if self.padded <= WIDE_COLUMNS:
             return True
         return not self.is_held_by_what_is_live and (
-            self.computes_again or (self.again.welford and self.vector > 1)
+            self.computes_again
+            or (self.again.welford and self.vector > 1)
+            or self.only_loads_again
         )
+
+    @property
+    def only_loads_again(self) -> bool:
+        """Whether its loops load two tensors again or more, for nothing but arithmetic."""
+        return self.plain and self.again.loads > 1
+
+    def takes_unaligned(self, columns: int) -> float:
+        """
+        Registers of a thread that has ``columns`` of an unaligned row: of what is live while
+        the warps wait for a reduction, and of its loads, each an address. Beyond
+        ``WIDE_COLUMNS`` a column's loads follow each other, if that takes less.
+        """
+        again, loads = self.again, self.again.loads
+        a_column = max(again.tiles, loads) + loads / self.vector
+        if self.padded > WIDE_COLUMNS:
+            a_column = min(a_column, again.column + 1 / self.vector)
+        return a_column * columns + OTHER_REGISTERS
 
     def is_held_by(self, num_warps: int) -> bool:
         """
-        Whether so many warps hold the row at once, by what it loads; an unaligned row, by
-        what it loads again or what is live at its reductions, and registers for its loads.
+        Whether so many warps hold the row at once, by what it loads, and beside others on
+        their SM; an unaligned row, by what it loads again or what is live at its reductions,
+        and by themselves where loops only load it again. Little is gained where loops do no
+        more again: there a thread has padding as well.
         """
         threads = num_warps * THREADS_PER_WARP
-        columns, most = ceildiv(self.padded, threads), COLUMNS_PER_THREAD
-        takes = self.takes(columns)
+        paid = self.unaligned or self.does_more_again
+        columns = ceildiv(self.rnumel if paid else self.padded, threads)
+        most, takes, resident = COLUMNS_PER_THREAD, self.takes(columns), RESIDENT_WARPS
         if self.unaligned:
-            if num_warps < UNALIGNED_WARPS or not self.is_better_held:
+            if num_warps < self.least_warps or not self.is_better_held:
                 return False
             if self.again.welford or num_warps == NUM_WARPS[-1]:
                 most = UNALIGNED_COLUMNS_PER_THREAD
-            loads = self.again.loads
-            a_column = max(self.again.tiles, loads) + loads / self.vector
-            takes = a_column * ceildiv(self.rnumel, threads) + OTHER_REGISTERS
-        return columns <= most and takes <= self.registers(RESIDENT_WARPS)
+            takes = self.takes_unaligned(columns)
+            if self.padded > WIDE_COLUMNS and self.only_loads_again:
+                resident = num_warps
+        return columns <= most and takes <= self.registers(resident)
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
