@@ -96,6 +96,20 @@ def test_the_reference_stays_in_float64_through_casts_and_autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
+def test_a_reference_in_float32_leaves_nothing_to_compile_again():
+    """What Dynamo guards: a step compiled before it is the one that is timed."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    parts = (matmul, cudnn.conv, cudnn.rnn)
+    before = [each.fp32_precision for each in parts]
+    assert before[0] == "none"
+    with gate.float32():
+        assert not matmul.allow_tf32
+        assert not cudnn.allow_tf32
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+    assert [each.fp32_precision for each in parts] == before
+
+
 def test_backward_is_what_autograd_makes():
     def forward(x, labels):
         return torch.nn.functional.cross_entropy(x, labels)

@@ -97,7 +97,7 @@ def affine_norm(x, weight, bias):
 
 
 def masked_softmax(x, kept):
-    return torch.softmax(x.masked_fill(kept > 1, -INF), -1)
+    return torch.softmax(x.masked_fill(kept > 1, float("-inf")), -1)
 
 
 # Rows that begin anywhere, and the warps that hold one, or None where it is looped.

@@ -64,15 +64,16 @@ MAX_ACCESSES = 6
 # Columns of the runtime's block: the compiler sees that no mask is needed where it divides
 # a row. Of a row longer than two of them most is in whole blocks.
 BLOCK = 2048
-# Of the only loop over long rows of half types, which has nothing to find in a cache: with
-# more columns in flight fewer programs end apart.
+# Of the only loop over long rows of half types, which has nothing to find in a cache: of those
+# that are predicted as fast, the one that was fastest.
 ONE_LOOP = LoopConfig(16, 16)
 # Columns that a thread of it loads at once.
 ONE_LOAD = VECTOR_BYTES // 2
 # Columns of a row that takes two blocks of programs of four warps at most, or four of eight
 # warps: longer ones, and those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
-# Columns of a row of one tensor that one loop reads: of more, few of that block are masked.
+# Columns of a row of one tensor that one loop reads, at most: of the runtime's block of 4096,
+# a shorter row leaves more masked.
 ONE_LOOP_COLUMNS = 3072
 
 

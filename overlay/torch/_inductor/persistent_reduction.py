@@ -268,7 +268,7 @@ class Loops:
             return self.computes_again and self.rnumel % WIDE_VECTOR == 0
         return self.does_more_again
 
-    def takes(self, columns: int) -> int:
+    def takes(self, columns: int) -> float:
         """Registers of a thread that has ``columns`` of rows."""
         return (self.streams + COMPUTED_TILES) * columns + OTHER_REGISTERS
 

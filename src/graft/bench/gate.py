@@ -89,6 +89,7 @@ def float32() -> Iterator[None]:
     """Within, functions of float32 tensors do not autocast, nor multiply in TF32."""
     settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [each.allow_tf32 for each in settings]
+    precision = torch.backends.cuda.matmul.fp32_precision
     try:
         for each in settings:
             each.allow_tf32 = False
@@ -97,6 +98,8 @@ def float32() -> Iterator[None]:
     finally:
         for each, allowed in zip(settings, before, strict=True):
             each.allow_tf32 = allowed
+        # Else "ieee", where nothing was set; Dynamo of 2.15 would compile what it has once more.
+        torch.backends.cuda.matmul.fp32_precision = precision
 
 
 @contextlib.contextmanager
