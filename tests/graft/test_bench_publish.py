@@ -240,7 +240,7 @@ def test_no_gpu_and_another_gpu_are_named(project: Project) -> None:
 def test_a_tree_of_another_stack_is_named(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "tree_hash", lambda root: "2" * 64)
+    monkeypatch.setattr(parts, "tree_hash", lambda root, pin: "2" * 64)
     with pytest.raises(GraftError, match=r"has stack 000000000000 and patches/ 222222222222") as e:
         project.publish()
     assert e.value.next == "./build.sh"

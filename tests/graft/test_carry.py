@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from graft.bench import carried, parts, provenance, publish
+from graft.bench import carried, parts, provenance, publish, results
 from graft.devtools import carry as carrying
 from graft.devtools import codes, same_code, snapshots
 from graft.errors import GraftError, UsageError
-from graft.places import ROOT
 from graft.stack.trees import tree
 
 FIND = snapshots.find
 BEFORE, NOW, OTHER = "a" * 64, "b" * 64, "c" * 64
+asked: list[tuple[str, str]] = []
 LIST = """
 gpu = "NVIDIA H200"
 [norms]
@@ -55,25 +55,44 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def measured(path: Path, command: str, stack: str = BEFORE) -> None:
-    head = {"stack_hash": stack, "date": "2026-11-24T01:00:00", "commands": [command]}
-    path.write_text(json.dumps({**head, "complete": True, "rows": [{}]}))
+def measured(
+    path: Path, command: str, stack: str = BEFORE, pin: str = "v2.11.0", gpu: str = "NVIDIA H200"
+) -> None:
+    head = {
+        "schema": results.SCHEMA,
+        "pin": pin,
+        "stack_hash": stack,
+        "date": "2026-11-24T01:00:00",
+        "commands": [command],
+        "clock": {},
+        "contenders": {},
+        "gpus": [{"name": gpu}],
+        "complete": True,
+    }
+    row = {"case": "rms_norm", "shape": [8, 8], "dtype": "bf16", "times": {}}
+    path.write_text(json.dumps({**head, "rows": [row]}))
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What `same_code.compare` finds, a kind and its count; it keeps what it was asked for."""
     counts = Counter(same=3)
+    asked.clear()
 
     def compare(sides: object, base: object, wanted: same_code.Wanted, **_: object) -> object:
         assert wanted.groups == (codes.POINTS,)
-        assert wanted.gpus == ("H200",)
-        found = [same_code.Difference(f"{wanted.only[0]}x", "H200", "different", (), ())]
+        (gpu,) = wanted.gpus
+        asked.append((wanted.only[0], gpu))
+        found = [same_code.Difference(f"{wanted.only[0]}x", gpu, "different", (), ())]
         return SimpleNamespace(
-            counts={("points", "H200"): counts}, differences=found[: counts["different"]]
+            counts={("points", gpu): counts}, differences=found[: counts["different"]]
         )
 
+    def listed(group: str) -> list[str]:
+        return [f"{group}/{name}/rms_norm" for name in results.named(root) if name != "models"]
+
     monkeypatch.setattr(same_code, "compare", compare)
+    monkeypatch.setattr(carrying, "listed", listed)
     return counts
 
 
@@ -82,7 +101,8 @@ def test_the_same_code_counts_as_measured(root: Path, compared: Counter[str]) ->
     carrying.carry("HEAD~1", root, say=said.append, root=root)
     norms, sums, models = (publish.state(part, NOW, root) for part in parts.load(root).parts)
     assert [each.fresh for each in (norms, sums)] == [True, True]
-    assert not models.fresh  # the lab has no models
+    assert not models.fresh
+    assert "models: not compared, 1 of 1 are no cases here" in said
     assert f"the same code in {NOW[:12]}" in str(norms)
     assert not publish.state(norms.part, OTHER, root).fresh
     stamp = provenance.stamp(root / norms.part.result, root)
@@ -112,8 +132,55 @@ def test_measured_anew(root: Path, compared: Counter[str]) -> None:
 def test_nothing_of_that_stack(root: Path, compared: Counter[str]) -> None:
     for part in parts.load(root).parts:
         measured(root / part.result, part.command, OTHER)
-    with pytest.raises(UsageError, match="no part is whole and of HEAD~1"):
+    measured(root / "bench/results/newest.json", "graft bench sum", pin="v2.15.0")
+    with pytest.raises(UsageError, match="no result is of HEAD~1, v2.11.0, stack aaaaaaaaaaaa"):
         carrying.carry("HEAD~1", root, say=lambda line: None, root=root)
+
+
+def test_results_that_are_no_part(root: Path, compared: Counter[str]) -> None:
+    """By the names of their files, for the GPU that each is of, parts or not."""
+    path = root / "bench/results/h100_sums.json"
+    measured(path, "graft bench sum --dtype fp32", gpu="NVIDIA H100 80GB HBM3")
+    carrying.carry("HEAD~1", root, say=lambda line: None, root=root)
+    assert asked == [
+        ("points/h100_sums/", "H100"),
+        ("points/norms/", "H200"),
+        ("points/sums/", "H200"),
+    ]
+    assert f"the same code in {NOW[:12]}" in provenance.stamp(path, root)
+    compared["different"] = 1
+    with pytest.raises(GraftError, match="other code: h100_sums") as caught:
+        carrying.carry("HEAD~1", root, ["h100_sums"], say=lambda line: None, root=root)
+    assert caught.value.next == "graft bench sum --dtype fp32"
+
+
+def test_a_tree_of_another_pin(
+    root: Path, compared: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results are compared, and its own patches are what it has to be of."""
+    pin = "v2.15.0"
+    built = SimpleNamespace(prefix=root, stack_hash=NOW, base=None, pin=pin)
+    monkeypatch.setattr(tree, "load", lambda prefix: built)
+    measured(root / "bench/results/newest.json", "graft bench sum", pin=pin)
+    hashes = {"v2.11.0": OTHER, pin: NOW}
+    monkeypatch.setattr(parts, "tree_hash", lambda root, pin="v2.11.0": hashes[pin])
+    carrying.carry("HEAD~1", root, say=lambda line: None, root=root)
+    assert asked == [("points/newest/", "H200")]
+    hashes[pin] = OTHER
+    with pytest.raises(GraftError, match="and patches/ cccccccccccc") as caught:
+        carrying.carry("HEAD~1", root, say=lambda line: None, root=root)
+    assert caught.value.next == "./build.sh --pin v2.15.0"
+
+
+def test_a_name_that_is_none(root: Path, compared: Counter[str]) -> None:
+    with pytest.raises(UsageError, match="no 'norm', and .* no such part.*norms"):
+        carrying.carry("HEAD~1", root, ["norm"], say=lambda line: None, root=root)
+
+
+def test_a_gpu_that_nothing_describes(root: Path, compared: Counter[str]) -> None:
+    measured(root / "bench/results/sums.json", "graft bench sum", gpu="NVIDIA Foo")
+    with pytest.raises(GraftError, match="sums.json: no described GPU is 'NVIDIA Foo'"):
+        carrying.carry("HEAD~1", root, ["sums"], say=lambda line: None, root=root)
 
 
 def test_file_that_is_none(root: Path) -> None:
@@ -122,11 +189,12 @@ def test_file_that_is_none(root: Path) -> None:
         carried.stack(root / "bench/results/norms.json", BEFORE, root)
 
 
-def test_points_are_the_rows_of_what_is_published() -> None:
+def test_points_are_the_rows_of_what_was_measured() -> None:
     items = codes.listed(codes.POINTS)
-    assert "points/norms14/rms_norm_backward/4096x8192/bf16" in items
-    named = {part.name for part in parts.load(ROOT).parts if not part.models}
-    assert {item.split("/")[1] for item in items} <= named
+    assert "points/h200_norms14/rms_norm_backward/4096x8192/bf16" in items
+    named = {item.split("/")[1] for item in items}
+    assert named <= set(results.named())
+    assert not {name for name in named if "models" in name}
 
 
 def test_no_such_revision(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,14 +132,14 @@ def _part(name: str, entry: Any) -> Part:
     return Part(name, **entry)
 
 
-def tree_hash(root: Path = ROOT) -> str | None:
-    """The hash of the stack that patches/ has; None where there is no pin."""
+def tree_hash(root: Path = ROOT, pin: str = DEFAULT_PIN) -> str | None:
+    """The hash of the stack that patches/ has for `pin`; None where there is no such pin."""
     from graft import stack
     from graft.stack import pins
 
-    if not pins.file(DEFAULT_PIN, root).exists():
+    if not pins.file(pin, root).exists():
         return None
-    return stack.load(pins.load(DEFAULT_PIN, root), root).hash
+    return stack.load(pins.load(pin, root), root).hash
 
 
 def kept(path: Path, command: str, root: Path = ROOT) -> Kept | None:

@@ -22,6 +22,7 @@ from graft.bench.parts import Kept, Part
 from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 from graft.processes import ended_by_sigterm
+from graft.stack.pins import DEFAULT_PIN
 from graft.stack.trees import tree
 
 # A run that is cut writes its result and ends its workers; one that does not is killed.
@@ -186,14 +187,14 @@ def write_tables(root: Path, say: Say) -> None:
         say(f"{page.relative_to(root)}: tables written")
 
 
-def check_tree(there: tree.Tree, root: Path) -> None:
-    """Raise GraftError where a tree is not what patches/ says."""
-    due = parts.tree_hash(root)
+def check_tree(there: tree.Tree, root: Path, pin: str = DEFAULT_PIN) -> None:
+    """Raise GraftError where a tree is not what patches/ says for `pin`."""
+    due = parts.tree_hash(root, pin)
     if due is not None and there.stack_hash != due:
         raise GraftError(
             f"{there.prefix} has stack {there.stack_hash[:12]} and patches/ {due[:12]}: what is"
             " published is of patches/",
-            "./build.sh",
+            "./build.sh" if pin == DEFAULT_PIN else f"./build.sh --pin {pin}",
         )
 
 

@@ -33,6 +33,7 @@ from typing import Any
 
 from graft.bench import shapes
 from graft.errors import GraftError
+from graft.places import ROOT
 
 SCHEMA = 1
 
@@ -55,6 +56,13 @@ _FIELDS: Mapping[str, type] = {
     "complete": bool,
 }
 _ROW_FIELDS: Mapping[str, type] = {"case": str, "shape": list, "dtype": str, "times": dict}
+
+
+def named(root: Path = ROOT) -> dict[str, Path]:
+    """The results of `graft bench` in `bench/results`, by the names of their files."""
+    found = sorted((root / "bench" / "results").glob("*.json*"))
+    ends = (".json", ".json.gz")
+    return {path.name.partition(".json")[0]: path for path in found if path.name.endswith(ends)}
 
 
 def key(row: Row) -> str:

@@ -283,13 +283,20 @@ def publish(
 
 @bench.command()
 @click.argument("revision")
-@click.option("--part", "names", multiple=True, metavar="NAME", help="These parts alone.")
+@click.option(
+    "--part",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="These alone: parts of bench/publish.toml, or files of bench/results.",
+)
 @click.option("--workers", type=int, help="Processes at a time (default: one a core).")
 @bench_options.prefix
 def carry(revision: str, names: tuple[str, ...], workers: int | None, prefix: Path | None) -> None:
     """Keep what was measured of the stack at REVISION where the stack as it is has the same code.
 
-    Each point of a part is compiled offline on both; models have to be measured anew.
+    Each point of a result is compiled offline on both, for its GPU. Models have to be measured
+    anew.
     """
     from graft.devtools import carry as carrying
 

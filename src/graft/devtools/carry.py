@@ -1,24 +1,25 @@
 """`graft bench carry REVISION`: what was measured of an earlier stack whose code is the same.
 
-A part of `bench/publish.toml` whose result is of the stack at `REVISION` counts as of the stack as
-it is where all of its points have the same code on both, to the letter, for the GPU that they are
-of. In what form codegen hands its decisions to the heuristics does not count: the configurations,
-grids and compile options that these choose do. Models are not compared: the lab has no libraries of
-models.
+A file of `bench/results` that is of the stack at `REVISION` counts as of the stack as it is where
+all of its points have the same code on both, to the letter, for the GPU that they are of. In what
+form codegen hands its decisions to the heuristics does not count: the configurations, grids and
+compile options that these choose do. Models are not compared, nor cases of a library that is not
+here.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from graft.bench import carried, parts, publish
+from graft.bench import carried, parts, publish, results
 from graft.devtools import same_code, snapshots
-from graft.devtools.codes import POINTS
+from graft.devtools.codes import POINTS, listed
 from graft.devtools.same_code import Wanted
-from graft.errors import GraftError, UsageError
+from graft.errors import GraftError, UsageError, nearest
 from graft.lab import devices
 from graft.places import ROOT
 from graft.stack.trees import tree
@@ -33,56 +34,86 @@ def carry(
     say: Callable[[str], None],
     root: Path = ROOT,
 ) -> None:
-    """Compare what the parts called `names` measured (all without one); keep what is the same.
+    """Compare what the results called `names` measured (all without one); keep what is the same.
 
-    Raises UsageError for a part or revision that there is not, and where no result is of that
-    stack; GraftError where a part's code is another.
+    A name is a file's, as `h200_norms14`, or that of a part of `bench/publish.toml`. Raises
+    UsageError for a name or revision that there is not, and where no result is of that stack and
+    the tree's pin; GraftError where a result's code is another.
     """
-    published = parts.load(root)
+    published = {part.result: part for part in parts.load(root).parts}
     built = tree.load(prefix)
-    publish.check_tree(built, root)
+    publish.check_tree(built, root, built.pin)
     sides = tuple(
         snapshots.find(name, built.base, built.pin, built.prefix, root, "graft bench carry HEAD~1")
         for name in (revision, ".")
     )
     before, now = sides
-    due = []
-    for part in publish.choose(names, published):
-        shown = parts.kept(root / part.result, part.command, root)
-        if shown and shown.is_whole and shown.stack_hash == before.hash and not part.models:
-            due.append((part, shown.stack_hash))
+    due = {}
+    for name, path in _chosen(names, published, root).items():
+        data = results.load(path)
+        part = published.get(path.relative_to(root).as_posix())
+        if (data["stack_hash"], data["pin"]) == (before.hash, built.pin):
+            due[name] = path, part, data
     if not due:
         raise UsageError(
-            f"no part is whole and of {revision}, stack {before.hash[:12]}",
+            f"no result is of {revision}, {built.pin}, stack {before.hash[:12]}",
             "graft bench publish --list",
         )
-    wanted = Wanted(
-        groups=(POINTS,),
-        gpus=(devices.find(published.gpu).key,),
-        without=frozenset({"comments", "meta"}),
-    )
+    wanted = Wanted(groups=(POINTS,), without=frozenset({"comments", "meta"}))
+    there = Counter(item.split("/")[1] for item in listed(POINTS))
     other = []
-    for part, measured in due:
+    for name, (path, part, data) in due.items():
+        points = len({results.key(row) for row in data["rows"]})
+        if there[name] < points:
+            say(f"{name}: not compared, {points - there[name]} of {points} are no cases here")
+            continue
         found = same_code.compare(
             (before, now),
             built.base,
-            replace(wanted, only=(f"{POINTS}/{part.name}/",)),
+            replace(wanted, gpus=(_gpu(data, path),), only=(f"{POINTS}/{name}/",)),
             workers=workers,
             say=say,
         )
         (counts,) = found.counts.values()
         if counts["same"] == counts.total():
             today = datetime.datetime.now(datetime.UTC).date().isoformat()
-            carried.keep(root / part.result, measured, now.hash, today, root)
-            say(f"{part.name}: {counts['same']} codes, the same")
+            carried.keep(path, data["stack_hash"], now.hash, today, root)
+            say(f"{name}: {counts['same']} codes, the same")
         else:
-            other.append(part)
+            again = publish.command([part]) if part else data["commands"][0]
+            other.append((part.name if part else name, again))
             said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
             items = ", ".join(each.item.partition("/")[2] for each in found.differences)
-            say(f"{part.name}: {said}: {items}")
+            say(f"{name}: {said}: {items}")
     publish.write_tables(root, say)
     if other:
-        raise GraftError(
-            f"other code: {' '.join(part.name for part in other)}",
-            publish.command(other),
-        )
+        said = " ".join(name for name, _ in other)
+        raise GraftError(f"other code: {said}", "; ".join(dict.fromkeys(n for _, n in other)))
+
+
+def _chosen(
+    names: Sequence[str], published: Mapping[str, parts.Part], root: Path
+) -> dict[str, Path]:
+    """The results called `names`, by their files' names."""
+    files = results.named(root)
+    by_part = {
+        part.name: Path(result).name.partition(".json")[0] for result, part in published.items()
+    }
+    for name in names:
+        if name not in files and name not in by_part:
+            raise UsageError(
+                f"bench/results has no {name!r}, and bench/publish.toml no such part"
+                f"{nearest(name, [*files, *by_part])}",
+                "graft bench publish --list",
+            )
+    chosen = {by_part.get(name, name) for name in names}
+    return {name: path for name, path in files.items() if not names or name in chosen}
+
+
+def _gpu(data: results.Result, path: Path) -> str:
+    """The described GPU that a result is of."""
+    name = next((gpu["name"] for gpu in data["gpus"]), "")
+    device = devices.match(name)
+    if device is None:
+        raise GraftError(f"{path.name}: no described GPU is {name!r}, so nothing compiles for it")
+    return device.key

@@ -40,7 +40,7 @@ from graft.errors import first_line
 
 GROUPS = ("cases", "operators", "graphs")
 POINTS = "points"
-"""The group of what `bench/publish.toml` measures, but for models; where it is asked for."""
+"""The group of what `bench/results` has of cases; where it is asked for."""
 
 MODELS = "models"
 """The group of other people's models whose library is installed; where it is asked for."""
@@ -145,16 +145,16 @@ def _case(name: str, compiler: Any) -> None:
 
 
 def _points() -> Iterator[str]:
-    """Of every row of a result, as it is there."""
-    from graft.bench import parts, results
-    from graft.places import ROOT
+    """Of every row of a case in a result, as it is there."""
+    from graft import cases
+    from graft.bench import results
 
-    for part in parts.load(ROOT).parts:
-        if part.models or not (ROOT / part.result).exists():
-            continue
-        for row in results.load(ROOT / part.result)["rows"]:
-            shape = "x".join(map(str, row["shape"]))
-            yield f"{POINTS}/{part.name}/{row['case']}/{shape}/{row['dtype']}"
+    known = {name for name, case in cases.load_all().items() if cases.available(case)}
+    for name, path in results.named().items():
+        for row in results.load(path)["rows"]:
+            if row["case"] in known:
+                shape = "x".join(map(str, row["shape"]))
+                yield f"{POINTS}/{name}/{row['case']}/{shape}/{row['dtype']}"
 
 
 def _point(name: str, compiler: Any) -> None:
