@@ -120,6 +120,25 @@ def test_other_code_does_not(root: Path, compared: Counter[str], kind: str) -> N
     assert not publish.state(parts.load(root).parts[0], NOW, root).fresh
 
 
+def test_what_measures_them_anew(
+    root: Path, compared: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts at once, the others by their own commands, with the tree of their pin."""
+    compared["different"] = 1
+    measured(root / "bench/results/h100_sums.json", "graft bench sum --dtype fp32")
+    with pytest.raises(GraftError, match="other code: h100_sums norms sums") as caught:
+        carrying.carry("HEAD~1", root, say=lambda line: None, root=root)
+    parts_first = "graft bench publish --part norms --part sums; graft bench sum --dtype fp32"
+    assert caught.value.next == parts_first
+    pin = "v2.15.0"
+    built = SimpleNamespace(prefix=root, stack_hash=NOW, base=None, pin=pin)
+    monkeypatch.setattr(tree, "load", lambda prefix: built)
+    measured(root / "bench/results/newest.json", "graft bench sum", pin=pin)
+    with pytest.raises(GraftError, match="other code: newest") as caught:
+        carrying.carry("HEAD~1", root, say=lambda line: None, root=root)
+    assert caught.value.next == f"graft bench sum --prefix {root}"
+
+
 def test_measured_anew(root: Path, compared: Counter[str]) -> None:
     """What was found of an earlier result says nothing of this one."""
     carrying.carry("HEAD~1", root, ["norms"], say=lambda line: None, root=root)

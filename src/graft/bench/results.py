@@ -61,8 +61,12 @@ _ROW_FIELDS: Mapping[str, type] = {"case": str, "shape": list, "dtype": str, "ti
 def named(root: Path = ROOT) -> dict[str, Path]:
     """The results of `graft bench` in `bench/results`, by the names of their files."""
     found = sorted((root / "bench" / "results").glob("*.json*"))
-    ends = (".json", ".json.gz")
-    return {path.name.partition(".json")[0]: path for path in found if path.name.endswith(ends)}
+    return {name(path): path for path in found if path.name.endswith((".json", ".json.gz"))}
+
+
+def name(path: Path) -> str:
+    """A result file's, without what it ends in."""
+    return path.name.removesuffix(".gz").removesuffix(".json")
 
 
 def key(row: Row) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from graft.devtools.same_code import Wanted
 from graft.errors import GraftError, UsageError, nearest
 from graft.lab import devices
 from graft.places import ROOT
+from graft.stack.pins import DEFAULT_PIN
 from graft.stack.trees import tree
 
 
@@ -61,7 +62,7 @@ def carry(
         )
     wanted = Wanted(groups=(POINTS,), without=frozenset({"comments", "meta"}))
     there = Counter(item.split("/")[1] for item in listed(POINTS))
-    other = []
+    other = {}
     for name, (path, part, data) in due.items():
         points = len({results.key(row) for row in data["rows"]})
         if there[name] < points:
@@ -80,15 +81,13 @@ def carry(
             carried.keep(path, data["stack_hash"], now.hash, today, root)
             say(f"{name}: {counts['same']} codes, the same")
         else:
-            again = publish.command([part]) if part else data["commands"][0]
-            other.append((part.name if part else name, again))
+            other[part.name if part else name] = part, data
             said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
             items = ", ".join(each.item.partition("/")[2] for each in found.differences)
             say(f"{name}: {said}: {items}")
     publish.write_tables(root, say)
     if other:
-        said = " ".join(name for name, _ in other)
-        raise GraftError(f"other code: {said}", "; ".join(dict.fromkeys(n for _, n in other)))
+        raise GraftError(f"other code: {' '.join(other)}", _again(other.values(), built.prefix))
 
 
 def _chosen(
@@ -96,9 +95,7 @@ def _chosen(
 ) -> dict[str, Path]:
     """The results called `names`, by their files' names."""
     files = results.named(root)
-    by_part = {
-        part.name: Path(result).name.partition(".json")[0] for result, part in published.items()
-    }
+    by_part = {part.name: results.name(Path(result)) for result, part in published.items()}
     for name in names:
         if name not in files and name not in by_part:
             raise UsageError(
@@ -108,6 +105,18 @@ def _chosen(
             )
     chosen = {by_part.get(name, name) for name in names}
     return {name: path for name, path in files.items() if not names or name in chosen}
+
+
+def _again(other: Iterable[tuple[parts.Part | None, results.Result]], prefix: Path) -> str:
+    """What measures results anew: the parts at once, the others by the commands they are of."""
+    published, commands = [], []
+    for part, data in other:
+        if part:
+            published.append(part)
+        else:
+            there = "" if data["pin"] == DEFAULT_PIN else f" --prefix {prefix}"
+            commands += [f"{command}{there}" for command in data["commands"]]
+    return "; ".join([publish.command(published), *commands] if published else commands)
 
 
 def _gpu(data: results.Result, path: Path) -> str:
