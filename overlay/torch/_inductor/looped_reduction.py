@@ -22,24 +22,37 @@ that is split, a part begins where the one before ends: its size decides what is
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Optional, TYPE_CHECKING
 
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.functions import FloorDiv
 
 from . import config
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .issue_slots import count_slots
-from .looped_rows import FEW_ROWS, long_loop, LoopConfig, LoopedRows, SHORT_ROW
+from .looped_rows import (
+    FEW_ROWS,
+    long_loop,
+    LoopConfig,
+    LoopedRows,
+    MOST_KEPT,
+    SHORT_ROW,
+    VECTOR,
+)
 from .mix_order_accesses import accessed_numel
-from .persistent_reduction import (
+from .row_accesses import (
     has_online_softmax,
     has_reduction,
     largest_divisor,
+    ONLINE_SOFTMAX,
     reads_across_rows,
+    reduction_types,
     vector_columns,
 )
 from .runtime.hints import DeviceProperties, ReductionHint
+from .runtime.runtime_utils import last_power_of_2
 from .utils import sympy_product
 from .vector_width import VECTOR_BYTES
 from .virtualized import V
@@ -64,16 +77,27 @@ MAX_ACCESSES = 6
 # Columns of the runtime's block: the compiler sees that no mask is needed where it divides
 # a row. Of a row longer than two of them most is in whole blocks.
 BLOCK = 2048
-# Of the only loop over long rows of half types, which has nothing to find in a cache: of those
-# that are predicted as fast, the one that was fastest.
-ONE_LOOP = LoopConfig(16, 16)
-# Columns that a thread of it loads at once.
+# Of long rows, columns of a thread of an online softmax, and warps of its programs that an SM
+# has, as registers allow: of few rows, those of each share them.
+LONG_COLUMNS, LONG_WARPS, MOST_WARPS = 16, 48, 32
+# With fewer, a row waits for its loads, and half the columns and twice the warps take as long.
+LEAST_WARPS = 8
+# Blocks of such a row: with fewer, what the last one masks is as much as others wait.
+LEAST_BLOCKS = 3
+# What the last block may mask, as a share of the row.
+MOST_MASKED = 1 / 16
+# Columns of a row that is loaded one at a time, up to which more than one of its loops find
+# some of it in the L2 cache.
+MOST_UNALIGNED = 65536
+# Of wide types, and of few rows.
+OF_16_WARPS = LoopConfig(8, 16)
+# Columns that a thread loads at once.
 ONE_LOAD = VECTOR_BYTES // 2
 # Columns of a row that takes two blocks of programs of four warps at most, or four of eight
 # warps: longer ones, and those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
 # Columns of a row of one tensor that one loop reads, at most: of the runtime's block of 4096,
-# a shorter row leaves more masked.
+# a shorter row leaves more masked. Of one that has no vectors, those of such a block.
 ONE_LOOP_COLUMNS = 3072
 
 
@@ -172,7 +196,9 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
 def whole_blocks(tree: IterationRangesRoot) -> str:
     """The line that says where the whole blocks of a row end."""
     block = f"{tree.prefix.upper()}BLOCK"
-    return f"{tree.prefix.upper()}WHOLE: tl.constexpr = {tree.numel} // {block} * {block}"
+    return (
+        f"{tree.prefix.upper()}WHOLE: tl.constexpr = {tree.numel} // {block} * {block}"
+    )
 
 
 def codegen_last_block(kernel: TritonKernel) -> None:
@@ -247,7 +273,9 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
     all_accesses = of_columns.count_per_thread - of_columns.count_per_thread_broadcast
     again_count, again_bytes = (
         looped - once
-        for looped, once in zip(of_elements(loops.reads), of_elements(stats.persistent.reads))
+        for looped, once in zip(
+            of_elements(loops.reads), of_elements(stats.persistent.reads)
+        )
     )
     itemsizes = [
         V.graph.get_dtype(name).itemsize
@@ -283,27 +311,26 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
         kept=again_count,
         widest=max(itemsizes, default=1),
         online=has_online_softmax(features),
+        alone=reduction_types(features) == OrderedSet([ONLINE_SOFTMAX]),
         welford=has_reduction(features, "welford_reduce", "welford_combine"),
     )
 
 
-def online_softmax_config(
-    row: LoopedRows, device: DeviceModel
-) -> Optional[LoopConfig]:
+def online_softmax_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:
     """
     Of a loop with an online softmax; None where the runtime decides, and each column has
     a maximum of its own.
     """
-    if row.accesses > MAX_ACCESSES:
-        return None
+    is_long = row.columns > SHORT_ROW
+    if row.rows < FEW_ROWS * device.sms:
+        if is_long and row.narrow:
+            return few_rows_config(row, device)
+        enough = row.narrow and row.rows >= FEWEST_ROWS * device.sms
+        return OF_16_WARPS if enough else None
+    if is_long and row.loops == 1 and (found := one_loop_config(row)):
+        return found
     share = L2_SHARE_NARROW if row.narrow else L2_SHARE
     cached = share * device.l2_mib * 2**20
-    if row.rows < FEW_ROWS * device.sms:
-        enough = row.narrow and row.rows >= FEWEST_ROWS * device.sms
-        return LoopConfig(8, 16) if enough else None
-    reads_once = row.narrow and row.loops == 1 and row.vector >= ONE_LOAD
-    if reads_once and row.columns > SHORT_ROW:
-        return ONE_LOOP
     for each in (LoopConfig(16, 4), LoopConfig(8, 8)):
         rows = min(row.rows, device.sms * device.warps_per_sm // each.num_warps)
         if rows * row.columns * row.read_again <= cached:
@@ -311,22 +338,65 @@ def online_softmax_config(
     return LoopConfig(8, 8) if row.narrow else None
 
 
-def short_loop_config(
-    row: LoopedRows, device: DeviceModel
-) -> Optional[LoopConfig]:
+def one_loop_config(row: LoopedRows) -> Optional[LoopConfig]:
+    """Of many long rows that are read once; None of those that others are as good for."""
+    if not row.narrow:
+        return OF_16_WARPS if OF_16_WARPS.masked(row.columns) <= MOST_MASKED else None
+    # what else a thread keeps of a column takes registers of as many warps
+    alone = row.accesses == 1 and row.alone
+    found = LoopConfig(LONG_COLUMNS, 16 if alone else LEAST_WARPS)
+    if row.vector >= ONE_LOAD:
+        return found
+    one = row.accesses == 1 and found.masked(row.columns) <= MOST_MASKED
+    return found if one else None
+
+
+def few_rows_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:
+    """
+    Of long rows of half types, so that all that an SM has are there at a time, if they are
+    read once.
+    """
+    rows = math.ceil(row.rows / device.sms)
+    warps = max(min(LONG_WARPS // rows, MOST_WARPS), 1)
+    found = LoopConfig(LONG_COLUMNS, last_power_of_2(warps))
+    is_long = row.columns >= LEAST_BLOCKS * found.block
+    if rows == 1:
+        return found if is_long else None
+    if warps < LEAST_WARPS or row.loops > 1 or not is_long:
+        return OF_16_WARPS
+    return found
+
+
+def wide_rows_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:
+    """
+    Of long rows of wide types, where no loop is predicted to be better than the runtime's.
+    That is as good where it has as many rows at a time in vectors, and for rows that are
+    loaded a column at a time, and again from memory.
+    """
+    few = row.rows < FEW_ROWS * device.sms
+    if (
+        row.columns <= SHORT_ROW
+        or row.rows <= device.sms
+        or not (few or row.kept > MOST_KEPT or row.vector == 1)
+        or (row.vector == 1 and row.columns > MOST_UNALIGNED)
+        or OF_16_WARPS.masked(row.columns) > 2 * MOST_MASKED
+    ):
+        return None
+    return OF_16_WARPS
+
+
+def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:
     """
     Of loops over rows of half types; None where the runtime decides, as of a longer row that
     is read once: its block of 4096 columns has all of them in flight.
     """
-    if (
-        not row.narrow
-        or row.accesses > MAX_ACCESSES
-        or row.rows < FEW_ROWS * device.sms
-    ):
+    if not row.narrow or row.rows < FEW_ROWS * device.sms:
         return None
+    if row.loops == 1 and row.accesses == 1:
+        most = SHORT_COLUMNS if row.vector < VECTOR else ONE_LOOP_COLUMNS
+        return LoopConfig(16, 8) if row.columns <= most else None
     if row.loops == 1:
-        most = ONE_LOOP_COLUMNS if row.accesses == 1 else BLOCK
-        return LoopConfig(16, 4) if row.columns <= most else None
+        return LoopConfig(8, 8) if row.columns <= BLOCK else None
     if row.columns <= SHORT_COLUMNS:
         return LoopConfig(16, 4)
     return LoopConfig(8, 8) if row.columns <= 2 * SHORT_COLUMNS else None
@@ -341,7 +411,10 @@ def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     if row.accesses > MAX_ACCESSES:
         return None
     decide = online_softmax_config if row.online else short_loop_config
-    return long_loop(row, decide(row, device), device)
+    found = long_loop(row, decide(row, device), device)
+    if found is None and row.online and not row.narrow:
+        return wide_rows_config(row, device)
+    return found
 
 
 def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:

@@ -36,6 +36,8 @@ LEAST_GAIN = 0.05
 # Slots of an iteration of a warp, and of each load or store of a thread, beside those that
 # are counted of an element: addresses, masks, the branch.
 ITERATION_SLOTS, ACCESS_SLOTS = 16, 2.8
+# Tensors that are read again, with more of which a thread has registers of as many warps again.
+MOST_KEPT = 2
 # Adjacent columns of a thread with which its loads are vectors.
 VECTOR = 4
 
@@ -57,6 +59,7 @@ class LoopedRows:
     kept: tensors that more than one loop reads
     widest: bytes of a column, of the widest tensor
     online: whether a column has a maximum and a sum of exponentials
+    alone: whether no other reduction is beside those
     welford: whether a column has three accumulators
     """
 
@@ -73,6 +76,7 @@ class LoopedRows:
     kept: int = 0
     widest: int = 2
     online: bool = False
+    alone: bool = False
     welford: bool = False
 
 
@@ -87,6 +91,15 @@ class LoopConfig:
     def block(self) -> int:
         """Columns of a block."""
         return 32 * self.columns_per_thread * self.num_warps
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the registers of an SM are for one program."""
+        return self.columns_per_thread == 16 and self.num_warps == 32
+
+    def masked(self, columns: int) -> float:
+        """Of the last block of a row, what no column has, as a share of the row."""
+        return -columns % self.block / columns
 
 
 # Of a block of 2048, whose 16 warps the runtime decides.
@@ -105,13 +118,18 @@ def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
     columns, num_warps = loop.columns_per_thread, loop.num_warps
     if num_warps < 16 and not (row.online and row.rows >= FEW_ROWS * device.sms):
         return False
+    one = loop.is_alone
     if row.vector < VECTOR:
+        if row.online and row.widest > 2 and row.kept <= 2 and row.rows > device.sms:
+            return not one
         # ptxas unrolls the loop, and has loads of several tensors in flight
         return loop.block <= 4096 and not (num_warps == 32 and row.kept > 1)
-    one = columns == 16 and num_warps == 32  # program of an SM at a time
     # narrower tensors make vectors of more columns: a load of a warp skips what the next has
     apart = min(columns, row.vector) * row.widest  # bytes from a thread to the next
-    return not (one and row.welford) and apart <= (2 if one else 1) * VECTOR_BYTES
+    return (
+        not (one and (row.welford or row.kept > 1))
+        and apart <= (2 if one else 1) * VECTOR_BYTES
+    )
 
 
 def loop_us(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> float:
@@ -135,6 +153,8 @@ def loop_us(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> float:
     rows_us = row.rows / device.sms * issue_us
     compute_us = max(rounds * (wait_us + issue_us), rows_us)
 
+    if loop.is_alone or row.kept > MOST_KEPT:
+        resident = max(resident // 2, 1)
     again = min(row.rows, device.sms * resident) * row.columns * row.read_again
     held, lost = (share * device.l2_bytes for share in (device.l2_held, device.l2_lost))
     missed = min(max((again - held) / (lost - held), 0.0), 1.0) if lost else 1.0

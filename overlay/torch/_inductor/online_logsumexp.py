@@ -5,21 +5,17 @@ What it is decomposed to has a maximum, and a sum of exponentials of what is les
 by it, or than zero, where the maximum is infinite. So it is a loop over the row for each.
 Of a softmax both are one loop. The sum by an infinite maximum is NaN or nothing, and the
 result is that maximum, which can be chosen at the end, for a row at a time.
-
-A loss that has a logsumexp beside a cross entropy has two online softmaxes of one tensor.
-The second would be computed in the loop behind the first one.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import torch
 from torch._prims_common import get_computation_dtype
-from torch.fx import Graph
 
-from . import config, inductor_prims
+from . import config
 
 
 def online_logsumexp(
@@ -47,25 +43,3 @@ def online_logsumexp(
     total = (wide - most).exp().sum(dim, keepdim=True)
     result = torch.where(most.abs() == math.inf, most, total.log() + most).to(x.dtype)
     return result if keepdim else result.squeeze(dim)
-
-
-def merge_online_softmaxes(graph: Graph) -> None:
-    """
-    Use the first online softmax of a tensor, or of what it is converted to, in place of
-    others over the same dimension.
-    """
-    first: dict[Any, torch.fx.Node] = {}
-    for node in graph.find_nodes(
-        op="call_function", target=inductor_prims.prepare_softmax_online
-    ):
-        x, dim = node.args
-        value = x.meta["val"]
-        of = x
-        if x.target is torch.ops.prims.convert_element_type.default:
-            of = x.args[0]
-        key = (of, value.dtype, dim % max(value.ndim, 1))
-        if key in first:
-            node.replace_all_uses_with(first[key])
-            graph.erase_node(node)
-        else:
-            first[key] = node

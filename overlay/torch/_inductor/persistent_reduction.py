@@ -17,38 +17,47 @@ few. To load such a row again is as many instructions again.
 
 What every thread would have beyond the row is left out, so that it has its share of the row's
 columns, not of the padded ones.
+
+A program has one row, or two unaligned ones: of a norm, which load its weight once, and whose
+threads have as many columns in flight with half of the warps to wait for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, TYPE_CHECKING
-
-import sympy
+from typing import NamedTuple, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from . import ir
-from .dependencies import MemoryDep
 from .device_model import DeviceModel
-from .mix_order_accesses import accessed_numel
 from .mix_order_pressure import Demand, LaunchConfig, Layout
 from .mix_order_trace import Op, Trace, Width
+from .row_accesses import (
+    begins_within_vectors,
+    has_function,
+    has_online_softmax,
+    has_reduction,
+    largest_divisor,
+    reads_across_rows,
+    shared_by_rows,
+    vector_columns,
+)
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
-from .vector_width import accesses, aligned_columns, VECTOR_BYTES
 from .virtualized import V
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import sympy
+
     from .codegen.simd_kernel_features import SIMDKernelFeatures
 
 
-# Warps of a program, which has one row.
+# Warps of a program of one row.
 NUM_WARPS = (1, 2, 4, 8)
 # Columns of a row that a thread has at most: more would wait for one another, and with
 # fewer the warps wait at barriers for what they do in no time.
@@ -59,10 +68,9 @@ UNALIGNED_COLUMNS_PER_THREAD = 64
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
 TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
-# Warps of an unaligned row, at least, and the bytes of its widest elements. One warp holds that
-# of a LayerNorm with weight and bias, which three streams are: two have registers for all of
-# their columns, and an SM fewer rows.
-UNALIGNED_WARPS, HALF_BYTES, ONE_WARP_STREAMS = 2, 2, 3
+# Warps of an unaligned row, at least. One warp holds that of a LayerNorm with weight and bias,
+# which three streams are: two have registers for all of their columns, and an SM fewer rows.
+UNALIGNED_WARPS, ONE_WARP_STREAMS = 2, 3
 # Warps that an SM holds at least, whatever a thread of them takes.
 RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
@@ -96,6 +104,24 @@ PADDED_LOADS = 2
 PADDED_PROGRAMS = 3
 # Columns of a short row, whose loops with nothing computed again are as good as padding it.
 SHORT_COLUMNS = 4096
+# Functions of one value a row, in norms.
+ROOTS = ("rsqrt", "sqrt")
+# Columns of two unaligned rows of a program that share an operand: more than the runtime's one
+# warp loads in a few rounds, up to a block of 2048. Of those of two warps, at most; of four
+# otherwise.
+LEAST_PAIRED, MOST_PAIRED, PAIRED_BY_TWO_WARPS = 640, 2048, 832
+# Columns of two such rows at most, of all tensors but those that rows share: four warps hold them.
+PAIRED_ELEMENTS = 6144
+# Columns of a short unaligned row, at least, whose function of each element makes the runtime's
+# four rows of a warp wait longer than two.
+LEAST_PAIRED_SHORT = 192
+
+
+class RowProgram(NamedTuple):
+    """The rows of a program that holds them at once, and its warps."""
+
+    rows: int
+    num_warps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +217,10 @@ class Loops:
     again: what more than one loop does
     vector: of an unaligned row, adjacent columns that a thread loads at once
     unaligned: whether rows of half types that are loaded again begin within a vector
+    within_vectors: whether all rows that are loaded are of half types, and do so
+    shared: streams that every row loads
+    sums: whether a row is summed
+    functions: whether the kernel computes functions of elements, beside roots
     registers_per_sm: of the device
     """
 
@@ -203,6 +233,10 @@ class Loops:
     again: Again = Again()
     vector: int = 1
     unaligned: bool = False
+    within_vectors: bool = False
+    shared: int = 0
+    sums: bool = False
+    functions: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -322,6 +356,30 @@ class Loops:
                 resident = num_warps
         return columns <= most and takes <= self.registers(resident)
 
+    def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
+        """Two unaligned rows of so many; None where they are not better than the runtime's
+        of short rows, or than one of longer ones."""
+        if not self.within_vectors or not V.graph.sizevars.statically_known_geq(
+            rows, FEW_ROWS
+        ):
+            return None
+        if LEAST_PAIRED_SHORT <= self.rnumel < TUNED_COLUMNS:
+            return RowProgram(2, 1) if self.functions else None
+        if (
+            self.vector > 1
+            or not (self.shared and self.sums)
+            or not LEAST_PAIRED <= self.rnumel <= MOST_PAIRED
+            or 2 * (self.streams - self.shared) * self.rnumel > PAIRED_ELEMENTS
+        ):
+            return None
+        is_long = self.rnumel > UPSTREAM_COLUMNS
+        by_two_warps = self.rnumel <= PAIRED_BY_TWO_WARPS
+        if (is_long or by_two_warps) and self.functions:
+            return None
+        if is_long and self.is_held_by(1):
+            return None
+        return RowProgram(2, 2 if by_two_warps else 4)
+
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
         Whether so many short ``rows`` have the runtime's programs: it tunes those of few
@@ -333,18 +391,6 @@ class Loops:
             or not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
             or self.takes(UNTUNED_COLUMNS // 32) <= self.registers(RESIDENT_WARPS)
         )
-
-
-def has_reduction(features: SIMDKernelFeatures, *kinds: str) -> bool:
-    """Whether a kernel has a reduction of one of the ``kinds``."""
-    return any(
-        node.node.get_reduction_type() in kinds  # type: ignore[union-attr]
-        for node in features.reduction_nodes()
-    )
-
-
-def has_online_softmax(features: SIMDKernelFeatures) -> bool:
-    return has_reduction(features, "online_softmax_reduce")
 
 
 def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
@@ -360,119 +406,28 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     rnumel = int(features.reduction_numel)
     # which nothing asks of a shorter row
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again()
-    unaligned = again.loads > 0 and begins_within_vectors(features)
-    vector = vector_columns(features) if unaligned else 1
+    within_vectors = begins_within_vectors(features)
+    unaligned = again.loads > 0 and within_vectors
+    vector = vector_columns(features) if within_vectors else 1
     return Loops(
         rnumel=rnumel,
         streams=row.count_per_thread - row.count_per_thread_broadcast,
         loops=len(stats.looped.memory.loop),
         online_softmax=has_online_softmax(features),
         plain=not any(loop.count_per_thread for loop in stats.looped.writes.loop[:-1])
-        and not any(
-            node._body.has_op(name)
-            for node in features.scheduler_nodes()
-            for name in FUNCTIONS
-        ),
+        and not has_function(features, *FUNCTIONS),
         again=again,
         vector=largest_divisor(features.reduction_numel, vector),
         unaligned=unaligned,
+        within_vectors=within_vectors,
+        shared=shared_by_rows(features),
+        sums=has_reduction(features, "sum", "welford_reduce"),
+        functions=has_function(
+            features, *(each for each in FUNCTIONS if each not in ROOTS)
+        ),
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
-
-
-def largest_divisor(columns: sympy.Expr, vector: int) -> int:
-    """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
-    is_multiple = V.graph.sizevars.statically_known_multiple_of
-    while vector > 1 and not is_multiple(columns, vector):
-        vector //= 2
-    return vector
-
-
-def adjacent_columns(dep: MemoryDep, columns: sympy.Expr) -> int:
-    """Those that a thread can load at once of rows of ``columns`` where no mask is."""
-    vector = aligned_columns(dep)
-    innermost = [var for var in dep.ranges if dep.index.coeff(var) == 1]
-    if innermost and V.graph.sizevars.statically_known_equals(
-        dep.ranges[innermost[0]], columns
-    ):
-        return vector
-    # One loop over rows and columns: a row begins anywhere where the next one does.
-    return largest_divisor(columns, vector)
-
-
-def vector_columns(features: SIMDKernelFeatures) -> int:
-    """Columns that a thread has at once of any tensor: of all, as of the widest; 0 of none."""
-    columns = features.reduction_numel
-    whole = accesses(features, features.numel * columns)
-    return max(
-        (adjacent_columns(dep, columns) for deps in whole.values() for dep in deps),
-        default=0,
-    )
-
-
-def loaded(features: SIMDKernelFeatures) -> list[MemoryDep]:
-    """What a kernel reads, but for what it writes itself."""
-    nodes = features.scheduler_nodes()
-    stored = {dep.name for node in nodes for dep in node.read_writes.writes}
-    return [
-        dep
-        for node in nodes
-        for dep in node.read_writes.reads
-        if isinstance(dep, MemoryDep) and dep.name not in stored
-    ]
-
-
-def is_of_rows(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
-    """Whether ``dep`` has a value for each row and column."""
-    numel = features.numel * features.reduction_numel
-    return V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
-
-
-def begins_within_vectors(features: SIMDKernelFeatures) -> bool:
-    """Whether all rows that are loaded are of half types or bytes, and unaligned."""
-    rows = [dep for dep in loaded(features) if is_of_rows(features, dep)]
-    columns = features.reduction_numel
-    return bool(rows) and all(
-        V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES
-        and adjacent_columns(dep, columns) < VECTOR_BYTES // HALF_BYTES
-        for dep in rows
-    )
-
-
-def reads_across_rows(features: SIMDKernelFeatures) -> bool:
-    """
-    Whether an input has a value for each row and column, and adjacent ones are of other
-    rows. A program of one row loads a sector of memory for each column of it, which those
-    of the rows beside it load again.
-    """
-    return any(
-        lies_across(dep) and is_of_rows(features, dep) for dep in loaded(features)
-    )
-
-
-def lies_across(dep: MemoryDep) -> bool:
-    """
-    Whether adjacent elements of ``dep`` are not those of adjacent columns, the innermost
-    variable, but of another's.
-    """
-    *others, columns = dep.ranges or (None,)
-    index = nearby(dep.index)
-    return index.coeff(columns) not in (0, 1) and any(
-        index.coeff(var) == 1 for var in others
-    )
-
-
-def nearby(index: sympy.Expr) -> sympy.Expr:
-    """
-    ``index`` where no quotient changes and no remainder begins anew, as of most elements and
-    those beside them: a part of a concatenation, or of a padded tensor, has both.
-    """
-    index = index.replace(
-        ModularIndexing,
-        lambda base, divisor, _: base if divisor == 1 else sympy.S.Zero,
-    )
-    return index.replace(FloorDiv, lambda *_: sympy.S.Zero).expand(identity=True)
 
 
 def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:

@@ -28,7 +28,8 @@ from .device_model import DeviceModel
 from .looped_reduction import MAX_ACCESSES, SHORT_COLUMNS
 from .looped_rows import FEW_ROWS, LoopConfig
 from .mix_order_accesses import accessed_numel
-from .persistent_reduction import adjacent_columns, FUNCTIONS, largest_divisor
+from .persistent_reduction import FUNCTIONS
+from .row_accesses import adjacent_columns, largest_divisor
 from .runtime.hints import DeviceProperties
 from .vector_width import aligned_columns
 from .virtualized import V

@@ -34,8 +34,8 @@ class LaunchPlan:
         its share; 0: it is not. By the row split.
     row_tiles: (rows, warps, stages) of its tiles, from which autotuning chooses; the first
         one is that of no autotuning. By the row split.
-    num_warps: warps of a program of one row, of a persistent inner reduction; 0: the
-        runtime decides. By V.choices.persistent_inner_reduction_num_warps.
+    rows, num_warps: of a program of a persistent inner reduction; 0 warps: the runtime
+        decides. By V.choices.persistent_inner_reduction_program.
     loop: (columns a thread, warps) of a block of a looped inner reduction; None: the
         runtime decides. By V.choices.loop_config.
     tile: (elements of XBLOCK and of YBLOCK, where there is one; warps) of a block
@@ -47,6 +47,7 @@ class LaunchPlan:
     max_xblock: int = 0
     sharing_programs: int = 0
     row_tiles: Sequence[tuple[int, int, int]] = ()
+    rows: int = 1
     num_warps: int = 0
     loop: Optional[tuple[int, int]] = None
     tile: Optional[tuple[dict[str, int], int]] = None

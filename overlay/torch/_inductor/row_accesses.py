@@ -1,0 +1,160 @@
+"""
+What a reduction kernel loads of its rows: how it lies in memory, and what is reduced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sympy
+
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from .dependencies import MemoryDep
+from .mix_order_accesses import accessed_numel
+from .vector_width import accesses, aligned_columns, VECTOR_BYTES
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from .codegen.simd_kernel_features import SIMDKernelFeatures
+
+
+# Bytes of the widest elements of rows that are loaded a column at a time, if unaligned.
+HALF_BYTES = 2
+ONLINE_SOFTMAX = "online_softmax_reduce"
+
+
+def reduction_types(features: SIMDKernelFeatures) -> OrderedSet[str]:
+    """Those of all reductions of a kernel."""
+    return OrderedSet(
+        node.node.get_reduction_type()  # type: ignore[union-attr, misc]
+        for node in features.reduction_nodes()
+    )
+
+
+def has_reduction(features: SIMDKernelFeatures, *kinds: str) -> bool:
+    """Whether a kernel has a reduction of one of the ``kinds``."""
+    return bool(reduction_types(features) & OrderedSet(kinds))
+
+
+def has_online_softmax(features: SIMDKernelFeatures) -> bool:
+    return has_reduction(features, ONLINE_SOFTMAX)
+
+
+def largest_divisor(columns: sympy.Expr, vector: int) -> int:
+    """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
+    is_multiple = V.graph.sizevars.statically_known_multiple_of
+    while vector > 1 and not is_multiple(columns, vector):
+        vector //= 2
+    return vector
+
+
+def adjacent_columns(dep: MemoryDep, columns: sympy.Expr) -> int:
+    """Those that a thread can load at once of rows of ``columns`` where no mask is."""
+    vector = aligned_columns(dep)
+    innermost = [var for var in dep.ranges if dep.index.coeff(var) == 1]
+    if innermost and V.graph.sizevars.statically_known_equals(
+        dep.ranges[innermost[0]], columns
+    ):
+        return vector
+    # One loop over rows and columns: a row begins anywhere where the next one does.
+    return largest_divisor(columns, vector)
+
+
+def vector_columns(features: SIMDKernelFeatures) -> int:
+    """Columns that a thread has at once of any tensor: of all, as of the widest; 0 of none."""
+    columns = features.reduction_numel
+    whole = accesses(features, features.numel * columns)
+    return max(
+        (adjacent_columns(dep, columns) for deps in whole.values() for dep in deps),
+        default=0,
+    )
+
+
+def loaded(features: SIMDKernelFeatures) -> list[MemoryDep]:
+    """What a kernel reads, but for what it writes itself."""
+    nodes = features.scheduler_nodes()
+    stored = {dep.name for node in nodes for dep in node.read_writes.writes}
+    return [
+        dep
+        for node in nodes
+        for dep in node.read_writes.reads
+        if isinstance(dep, MemoryDep) and dep.name not in stored
+    ]
+
+
+def has_function(features: SIMDKernelFeatures, *names: str) -> bool:
+    """Whether a kernel computes one of these functions."""
+    return any(
+        node._body.has_op(name) for node in features.scheduler_nodes() for name in names
+    )
+
+
+def shared_by_rows(features: SIMDKernelFeatures) -> int:
+    """How many of the buffers that a kernel reads have a value for each column alone."""
+    columns = features.reduction_numel
+    known_equal = V.graph.sizevars.statically_known_equals
+    if known_equal(features.numel, 1):
+        return 0
+    return len(
+        OrderedSet(
+            dep.name
+            for dep in loaded(features)
+            if known_equal(accessed_numel(dep), columns)
+            and any(known_equal(size, columns) for size in dep.ranges.values())
+        )
+    )
+
+
+def is_of_rows(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
+    """Whether ``dep`` has a value for each row and column."""
+    numel = features.numel * features.reduction_numel
+    return V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
+
+
+def begins_within_vectors(features: SIMDKernelFeatures) -> bool:
+    """Whether all rows that are loaded are of half types or bytes, and unaligned."""
+    rows = [dep for dep in loaded(features) if is_of_rows(features, dep)]
+    columns = features.reduction_numel
+    return bool(rows) and all(
+        V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES
+        and adjacent_columns(dep, columns) < VECTOR_BYTES // HALF_BYTES
+        for dep in rows
+    )
+
+
+def reads_across_rows(features: SIMDKernelFeatures) -> bool:
+    """
+    Whether an input has a value for each row and column, and adjacent ones are of other
+    rows. A program of one row loads a sector of memory for each column of it, which those
+    of the rows beside it load again.
+    """
+    return any(
+        lies_across(dep) and is_of_rows(features, dep) for dep in loaded(features)
+    )
+
+
+def lies_across(dep: MemoryDep) -> bool:
+    """
+    Whether adjacent elements of ``dep`` are not those of adjacent columns, the innermost
+    variable, but of another's.
+    """
+    *others, columns = dep.ranges or (None,)
+    index = nearby(dep.index)
+    return index.coeff(columns) not in (0, 1) and any(
+        index.coeff(var) == 1 for var in others
+    )
+
+
+def nearby(index: sympy.Expr) -> sympy.Expr:
+    """
+    ``index`` where no quotient changes and no remainder begins anew, as of most elements and
+    those beside them: a part of a concatenation, or of a padded tensor, has both.
+    """
+    index = index.replace(
+        ModularIndexing,
+        lambda base, divisor, _: base if divisor == 1 else sympy.S.Zero,
+    )
+    return index.replace(FloorDiv, lambda *_: sympy.S.Zero).expand(identity=True)
