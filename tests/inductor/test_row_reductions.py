@@ -1705,6 +1705,17 @@ class LogsumexpTest(TestCase):
         expect = torch.log_softmax(x.double(), -1).sum(-1)
         self.assertEqual(actual.double(), expect, equal_nan=True, atol=0, rtol=0.004)
 
+    def test_dynamic_rows(self):
+        x = torch.randn(6, 2500, device=GPU_TYPE, dtype=torch.bfloat16)
+        torch._dynamo.mark_dynamic(x, 0)
+
+        def f(x):
+            return torch.log_softmax(x.float(), -1).mean()
+
+        actual, code = self.compiled(f, x)
+        self.assert_loops(code, 1)
+        self.assertEqual(actual, f(x.double()).float(), atol=0, rtol=1e-4)
+
     def test_sums_over_more(self):
         x = torch.randn(3, 4, 2500, device=GPU_TYPE, dtype=torch.bfloat16)
         for f in (
@@ -1733,6 +1744,12 @@ class LogsumexpTest(TestCase):
                 lambda x: torch.log_softmax(x, -1).sum(-1),
                 half,
                 {"emulate_precision_casts": True},
+            ),
+            (lambda x: torch.log_softmax(x, -1).double().sum(-1), half, {}),
+            (
+                lambda x: torch.log_softmax(x, -1).mean(-1, dtype=torch.float64),
+                half,
+                {},
             ),
         ):
             with inductor_config.patch(options):

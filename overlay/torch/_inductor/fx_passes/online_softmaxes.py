@@ -105,6 +105,8 @@ def sum_log_softmax(node: Node) -> None:
     over = [each % value.ndim for each in dims or range(value.ndim)]
     if (
         unconverted(x).meta["val"].dtype not in HALF_TYPES
+        # whose sum is one of more digits than the row's
+        or node.meta["val"].dtype == torch.float64
         or not isinstance(columns, int)
         or dim % value.ndim not in over
     ):
