@@ -683,7 +683,7 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(pair(777, functions=True))
         self.assertEqual(pair(901, functions=True), (2, 4))
         # a LayerNorm of which one warp holds a row
-        layer_norm = {"again": Again(welford=True, loads=1), "unaligned": True}
+        layer_norm = {"again": Again(welford=True, loads=1)}
         self.assertEqual(
             [pair(n, streams=3, shared=2, **layer_norm) for n in (1023, 1237, 2047)],
             [(2, 4), None, (2, 4)],
@@ -736,7 +736,7 @@ class PersistentPolicyTest(TestCase):
         ):
             again = Again(**{"column": 1, "tiles": 1, "loads": 1, **again})
             row = Loops(rnumel, streams, 2, online_softmax, plain, again=again)
-            row = dataclasses.replace(row, vector=vector, unaligned=vector < 8)
+            row = dataclasses.replace(row, vector=vector, within_vectors=vector < 8)
             looped = why_looped(row, 16384)
             return None if looped else persistent_reduction.num_warps(row)
 

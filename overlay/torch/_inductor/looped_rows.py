@@ -120,7 +120,12 @@ def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
         return False
     one = loop.is_alone
     if row.vector < VECTOR:
-        if row.online and row.widest > 2 and row.kept <= 2 and row.rows > device.sms:
+        if (
+            row.online
+            and row.widest > 2
+            and row.kept <= MOST_KEPT
+            and row.rows > device.sms
+        ):
             return not one
         # ptxas unrolls the loop, and has loads of several tensors in flight
         return loop.block <= 4096 and not (num_warps == 32 and row.kept > 1)

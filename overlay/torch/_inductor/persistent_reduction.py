@@ -215,9 +215,8 @@ class Loops:
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
-    vector: of an unaligned row, adjacent columns that a thread loads at once
-    unaligned: whether rows of half types that are loaded again begin within a vector
-    within_vectors: whether all rows that are loaded are of half types, and do so
+    vector: of a row that begins within one, adjacent columns that a thread loads at once
+    within_vectors: whether all rows that are loaded are of half types, and begin within a vector
     shared: streams that every row loads
     sums: whether a row is summed
     functions: whether the kernel computes functions of elements, beside roots
@@ -232,7 +231,6 @@ class Loops:
     across: bool = False
     again: Again = Again()
     vector: int = 1
-    unaligned: bool = False
     within_vectors: bool = False
     shared: int = 0
     sums: bool = False
@@ -242,6 +240,11 @@ class Loops:
     def registers(self, num_warps: int, programs: int = 1) -> int:
         """A thread's, where an SM has ``programs`` of ``num_warps``."""
         return all_registers(self.registers_per_sm, num_warps, programs)
+
+    @property
+    def unaligned(self) -> bool:
+        """Whether rows that are loaded again begin within a vector."""
+        return self.within_vectors and self.again.loads > 0
 
     @property
     def padded(self) -> int:
@@ -407,7 +410,6 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     # which nothing asks of a shorter row
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again()
     within_vectors = begins_within_vectors(features)
-    unaligned = again.loads > 0 and within_vectors
     vector = vector_columns(features) if within_vectors else 1
     return Loops(
         rnumel=rnumel,
@@ -418,7 +420,6 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         and not has_function(features, *FUNCTIONS),
         again=again,
         vector=largest_divisor(features.reduction_numel, vector),
-        unaligned=unaligned,
         within_vectors=within_vectors,
         shared=shared_by_rows(features),
         sums=has_reduction(features, "sum", "welford_reduce"),
@@ -428,6 +429,12 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
+
+
+def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
+    """Of rows of up to 1024 columns that are inner by their hints; None where the runtime decides."""
+    row = loops(features) if begins_within_vectors(features) else None
+    return row and row.pair(features.numel)
 
 
 def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
