@@ -184,6 +184,27 @@ class LongRowsTest(TestCase):
         self.check(softmax_backward, (3, 4096), REDUCTION, 2)
         self.check(gated_norm, (3, 4096), PERSISTENT, 2)
 
+    def test_a_row_that_is_stored_in_a_quarter_of_its_bytes(self):
+        def heuristic(columns, dtype=torch.float32, narrow=torch.int8, grid=torch.round):
+            def quantized(x):
+                scale = x.abs().amax(-1, keepdim=True).float() / 127
+                return grid(x.float() / scale).to(narrow), scale
+
+            x = torch.randn(3, columns, device=GPU_TYPE).to(dtype)
+            torch._dynamo.reset()
+            with inductor_config.patch(LONG):
+                compiled = torch.compile(quantized, fullgraph=True)
+                actual, code = run_and_get_code(compiled, x)
+            self.assertEqual(actual, quantized(x))
+            (found,) = re.findall(r"@triton_heuristics\.(\w+)\(", "\n".join(code))
+            return found
+
+        self.assertEqual(heuristic(2048), REDUCTION)
+        self.assertEqual(heuristic(3072), PERSISTENT)
+        self.assertEqual(heuristic(2048, torch.bfloat16), PERSISTENT)
+        self.assertEqual(heuristic(2048, narrow=torch.float32), PERSISTENT)
+        self.assertEqual(heuristic(2048, grid=torch.tanh), PERSISTENT)
+
     def test_norm(self):
         self.check(rms_norm, (3, 2048), PERSISTENT)
 
@@ -303,6 +324,19 @@ def weighted_norm(x, weight):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight[0])
 
 
+def added_weighted_norm(x, y, weight):
+    return weighted_norm(x + y, weight)
+
+
+def gated_weighted_norm(x, gate, weight):
+    return weighted_norm(x * torch.nn.functional.silu(gate), weight)
+
+
+def weighted_norm_backward(x, grad, weight):
+    grad = grad * weight[0]
+    return grad - x * (grad * x).mean(-1, keepdim=True)
+
+
 @on_cuda
 @instantiate_parametrized_tests
 class PairedRowsTest(TestCase):
@@ -323,16 +357,23 @@ class PairedRowsTest(TestCase):
         self.assertEqual((actual.shape, actual.dtype), (expect.shape, dtype))
         eps = torch.finfo(dtype).eps
         self.assertEqual(actual.double(), expect, atol=4 * eps, rtol=4 * eps)
+        return "\n".join(code)
 
     @parametrize("dtype", (torch.bfloat16, torch.float16))
     @parametrize(
         "f, columns, paired",
         (
-            (weighted_norm, 777, (2, 2)),
-            (weighted_norm, 901, (2, 4)),
+            (weighted_norm, 777, (2, 1)),
+            (weighted_norm, 901, (2, 2)),
             (weighted_norm, 2047, (2, 4)),
-            (affine_norm, 901, (2, 4)),
-            (affine_norm, 2047, (2, 4)),
+            (weighted_norm, 4095, (2, 8)),
+            (affine_norm, 901, (2, 2)),
+            (affine_norm, 3263, (2, 4)),
+            (added_weighted_norm, 901, (2, 4)),
+            (added_weighted_norm, 2501, (2, 8)),
+            (gated_weighted_norm, 901, (2, 4)),
+            (weighted_norm_backward, 777, (2, 2)),
+            (weighted_norm_backward, 901, (2, 4)),
             (softmax_of_floats, 197, (2, 1)),
             (softmax_of_floats, 250, (2, 1)),
         ),
@@ -347,17 +388,103 @@ class PairedRowsTest(TestCase):
         self.check(weighted_norm, 904, None)
         self.check(weighted_norm, 901, None, torch.float32)
         self.check(rms_norm, 901, None)
-        self.check(affine_norm, 1237, None)
+        self.check(gated_weighted_norm, 1237, None)
+        self.check(added_weighted_norm, 2601, None)
+        self.check(weighted_norm_backward, 1601, None)
         self.check(lambda x, w: (x * w[0]) / (x * w[0]).amax(-1, keepdim=True), 901, None)
         self.check(softmax_of_floats, 901, None)
         self.check(weighted_norm, 517, None)
         self.check(weighted_norm, 197, None)
         self.check(softmax_of_floats, 129, None)
-        self.check(weighted_norm, 2051, None)
+        self.check(weighted_norm, 4097, None)
 
     def test_dynamic_rows(self):
         """Of which it is not known that they are many."""
         self.check(weighted_norm, 901, None, rows=6)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class LateLoadsTest(TestCase):
+    """What unaligned rows share is loaded where it is used."""
+
+    def check(self, f, columns, late, masked, rows=8, dynamic=False, **options):
+        """late: whether that is after all sums; masked: whether rows are."""
+        args = [torch.randn(rows, columns, device=GPU_TYPE).bfloat16() for _ in range(3)]
+        args = args[: f.__code__.co_argcount]
+        torch._dynamo.reset()
+        options = {"force_disable_caches": True, **options}
+        few = mock.patch.object(persistent_reduction, "FEW_ROWS", 5)
+        with inductor_config.patch({**LONG, **options}), few:
+            for arg in args:
+                (torch._dynamo.mark_dynamic if dynamic else lambda *_: None)(arg, 0)
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        expect = f(*(arg.double() for arg in args))
+        self.assertEqual((actual.shape, actual.dtype), (expect.shape, torch.bfloat16))
+        eps = torch.finfo(torch.bfloat16).eps
+        self.assertEqual(actual.double(), expect, atol=8 * eps, rtol=8 * eps)
+        lines = "\n".join(code).splitlines()
+        found = {
+            each: [i for i, line in enumerate(lines) if re.search(each, line)]
+            for each in (r"load\(in_ptr\d \+ \(r0_\d\)", r"tl\.sum\(")
+        }
+        shared, sums = found.values()
+        self.assertTrue(shared and sums)
+        self.assertEqual(min(shared) > max(sums), late)
+        loads = [line for line in lines if "tl.load(" in line]
+        self.assertEqual(any("xmask" in line for line in loads), masked)
+
+    @parametrize(
+        "f, columns",
+        (
+            (weighted_norm, 777),
+            (weighted_norm, 3001),
+            (weighted_norm, 5003),
+            (affine_norm, 1237),
+            (added_weighted_norm, 5003),
+        ),
+    )
+    def test_norms(self, f, columns):
+        self.check(f, columns, late=True, masked=False)
+        # the last program has one of two rows
+        self.check(f, columns, late=True, masked=columns < 5000, rows=7)
+        # autotuning tries more rows
+        for option in ("max_autotune_pointwise", "coordinate_descent_tuning"):
+            self.check(f, columns, late=True, masked=True, **{option: True})
+
+    def test_dynamic_rows(self):
+        """A program has one."""
+        self.check(weighted_norm, 1237, late=True, masked=False, dynamic=True)
+
+    def test_combo_kernels(self):
+        """Whose programs have the runtime's rows, and mask them."""
+
+        def norms(x, y):
+            return weighted_norm(x[1:], x), weighted_norm(y[1:], y)
+
+        args = [torch.randn(8, n, device=GPU_TYPE).bfloat16() for n in (3001, 2901)]
+        few = mock.patch.object(persistent_reduction, "FEW_ROWS", 5)
+        options = {"combo_kernels": True, "force_disable_caches": True}
+        with inductor_config.patch({**LONG, **options}), few:
+            actual, code = run_and_get_code(torch.compile(norms, fullgraph=True), *args)
+        self.assertIn("ComboKernelGrid", "\n".join(code))
+        self.assertIn("r0_mask & xmask", "\n".join(code))
+        self.assertEqual(actual, norms(*args))
+
+    def test_hints_that_many_configurations_are_for(self):
+        """Of which autotuning chooses, but for rows that all programs have."""
+
+        def broadcast(x, y, weight):
+            return weighted_norm(x + y[:, :1], weight)
+
+        self.check(broadcast, 3001, late=True, masked=False)
+
+    def test_as_ever(self):
+        """A reduction that needs it, functions of elements, rows that begin at vectors."""
+        self.check(weighted_norm_backward, 777, late=False, masked=True)
+        self.check(gated_weighted_norm, 1237, late=False, masked=True)
+        self.check(weighted_norm, 4096, late=False, masked=True)
+        self.check(weighted_norm, 4002, late=False, masked=True)
 
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 8, 320
@@ -608,12 +735,15 @@ class PersistentPolicyTest(TestCase):
         plain = {field.name for field in dataclasses.fields(Loops)}
         self.assertIn("plain", plain)
 
-        def why(rnumel, streams):
-            return why_looped(Loops(rnumel, streams, 2, False, plain=True), 8192)
+        def why(rnumel, streams, **row):
+            row = Loops(rnumel, streams, 2, False, plain=True, **row)
+            return why_looped(row, 8192)
 
         self.assertIn("cached", why(2048, 2))
         self.assertIsNone(why(2048, 1))
         self.assertIsNone(why(3072, 2))
+        self.assertIn("cached", why(2048, 1, narrows=True))
+        self.assertIsNone(why(3072, 1, narrows=True))
 
     def test_short(self):
         """Neither padding nor a block that is a row keeps rows of 1024 looped."""
@@ -664,13 +794,19 @@ class PersistentPolicyTest(TestCase):
             with V.set_graph_handler(mock.Mock(sizevars=SizeVarAllocator())):
                 return norm.pair(sympy.Integer(rows))
 
+        def late(num_warps):
+            return (2, num_warps, True)
+
         self.assertEqual(
-            [pair(n) for n in (639, 641, 777, 833, 1237, 2047)],
-            [None, (2, 2), (2, 2), (2, 4), (2, 4), (2, 4)],
+            [pair(n) for n in (639, 641, 833, 1237, 2047, 3263, 3999)],
+            [None, *map(late, (1, 2, 2, 4, 4, 8))],
         )
-        self.assertIsNone(pair(2049))
-        # with two tensors of rows, four warps hold fewer columns
-        self.assertEqual([pair(n, streams=3) for n in (1535, 1537)], [(2, 4), None])
+        self.assertIsNone(pair(4097))
+        # two tensors of rows are twice as many columns
+        self.assertEqual(
+            [pair(n, streams=3) for n in (777, 1237, 2501, 2561)],
+            [*map(late, (2, 4, 8)), None],
+        )
         for row in (
             {"rows": 1000},
             {"vector": 2},
@@ -681,19 +817,19 @@ class PersistentPolicyTest(TestCase):
         ):
             self.assertIsNone(pair(1237, **row))
         self.assertIsNone(pair(777, functions=True))
-        self.assertEqual(pair(901, functions=True), (2, 4))
-        # a LayerNorm of which one warp holds a row
-        layer_norm = {"again": Again(welford=True, loads=1)}
+        self.assertEqual(pair(901, functions=True), (2, 4, False))
+        reduced = {"shared_is_reduced": True}
         self.assertEqual(
-            [pair(n, streams=3, shared=2, **layer_norm) for n in (1023, 1237, 2047)],
-            [(2, 4), None, (2, 4)],
+            [pair(n, **reduced) for n in (777, 901, 2047, 2049)],
+            [(2, 2, False), (2, 4, False), (2, 4, False), None],
         )
+        self.assertIsNone(pair(1537, streams=3, **reduced))
         short = {"shared": 0, "functions": True}
         self.assertEqual(
             [pair(n, **short) for n in (191, 197, 255, 256, 300)],
-            [None, (2, 1), (2, 1), None, None],
+            [None, (2, 1, False), (2, 1, False), None, None],
         )
-        self.assertEqual(pair(250, vector=2, **short), (2, 1))
+        self.assertEqual(pair(250, vector=2, **short), (2, 1, False))
         self.assertIsNone(pair(197))
 
     def test_registers_of_an_sm(self):

@@ -18,14 +18,16 @@ few. To load such a row again is as many instructions again.
 What every thread would have beyond the row is left out, so that it has its share of the row's
 columns, not of the padded ones.
 
-A program has one row, or two unaligned ones: of a norm, which load its weight once, and whose
-threads have as many columns in flight with half of the warps to wait for.
+A program has one row, or two unaligned ones that share a weight: it is loaded once for both,
+and threads have as many columns in flight with half of the warps to wait for. What such rows
+share is loaded where it is used, mostly after the reductions. Loaded a column at a time beside
+the rows, it would have a register for each column until then.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
@@ -35,14 +37,17 @@ from .mix_order_pressure import Demand, LaunchConfig, Layout
 from .mix_order_trace import Op, Trace, Width
 from .row_accesses import (
     begins_within_vectors,
+    bytes_of_row,
     has_function,
     has_online_softmax,
     has_reduction,
+    is_reduced,
     largest_divisor,
     reads_across_rows,
     shared_by_rows,
     vector_columns,
 )
+from .row_program import RowProgram
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
@@ -104,24 +109,20 @@ PADDED_LOADS = 2
 PADDED_PROGRAMS = 3
 # Columns of a short row, whose loops with nothing computed again are as good as padding it.
 SHORT_COLUMNS = 4096
+# Bytes that are loaded for one that is stored, where a loop that loads a row again is as short.
+NARROW = 4
 # Functions of one value a row, in norms.
 ROOTS = ("rsqrt", "sqrt")
 # Columns of two unaligned rows of a program that share an operand: more than the runtime's one
-# warp loads in a few rounds, up to a block of 2048. Of those of two warps, at most; of four
-# otherwise.
-LEAST_PAIRED, MOST_PAIRED, PAIRED_BY_TWO_WARPS = 640, 2048, 832
-# Columns of two such rows at most, of all tensors but those that rows share: four warps hold them.
+# warp loads in a few rounds. Of those of two warps, at most, of four otherwise, and at most.
+LEAST_PAIRED, PAIRED_BY_TWO_WARPS, MOST_PAIRED = 640, 832, 2048
+# Columns of two such rows at most, of all tensors but those that rows share.
 PAIRED_ELEMENTS = 6144
+# The same where no reduction needs the operand, and those of both rows that a warp has at most.
+MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE, ELEMENTS_PER_WARP = 4096, 10240, 1664
 # Columns of a short unaligned row, at least, whose function of each element makes the runtime's
 # four rows of a warp wait longer than two.
 LEAST_PAIRED_SHORT = 192
-
-
-class RowProgram(NamedTuple):
-    """The rows of a program that holds them at once, and its warps."""
-
-    rows: int
-    num_warps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,8 +219,10 @@ class Loops:
     vector: of a row that begins within one, adjacent columns that a thread loads at once
     within_vectors: whether all rows that are loaded are of half types, and begin within a vector
     shared: streams that every row loads
+    shared_is_reduced: whether a reduction needs one of those
     sums: whether a row is summed
     functions: whether the kernel computes functions of elements, beside roots
+    narrows: whether loops compute nothing but arithmetic, and store a quarter of a row's bytes
     registers_per_sm: of the device
     """
 
@@ -233,8 +236,10 @@ class Loops:
     vector: int = 1
     within_vectors: bool = False
     shared: int = 0
+    shared_is_reduced: bool = False
     sums: bool = False
     functions: bool = False
+    narrows: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -359,6 +364,14 @@ class Loops:
                 resident = num_warps
         return columns <= most and takes <= self.registers(resident)
 
+    @property
+    def loads_late(self) -> bool:
+        """Whether unaligned rows share operands that none of their reductions needs, and that
+        nothing computes functions of."""
+        one_at_a_time = self.within_vectors and self.vector == 1
+        is_norm = self.sums and self.shared > 0 and not self.functions
+        return one_at_a_time and is_norm and not self.shared_is_reduced
+
     def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
         """Two unaligned rows of so many; None where they are not better than the runtime's
         of short rows, or than one of longer ones."""
@@ -368,20 +381,29 @@ class Loops:
             return None
         if LEAST_PAIRED_SHORT <= self.rnumel < TUNED_COLUMNS:
             return RowProgram(2, 1) if self.functions else None
-        if (
-            self.vector > 1
-            or not (self.shared and self.sums)
-            or not LEAST_PAIRED <= self.rnumel <= MOST_PAIRED
-            or 2 * (self.streams - self.shared) * self.rnumel > PAIRED_ELEMENTS
-        ):
+        if self.vector > 1 or not (self.shared and self.sums):
             return None
-        is_long = self.rnumel > UPSTREAM_COLUMNS
+        late = self.loads_late
+        most = MOST_PAIRED_LATE if late else MOST_PAIRED
+        elements = 2 * (self.streams - self.shared) * self.rnumel
+        most_elements = PAIRED_ELEMENTS_LATE if late else PAIRED_ELEMENTS
+        if not LEAST_PAIRED <= self.rnumel <= most or elements > most_elements:
+            return None
+        if late:
+            warps = next_power_of_2(ceildiv(elements, ELEMENTS_PER_WARP))
+            return RowProgram(2, warps, loads_late=True)
         by_two_warps = self.rnumel <= PAIRED_BY_TWO_WARPS
-        if (is_long or by_two_warps) and self.functions:
-            return None
-        if is_long and self.is_held_by(1):
+        if self.functions and (by_two_warps or self.rnumel > UPSTREAM_COLUMNS):
             return None
         return RowProgram(2, 2 if by_two_warps else 4)
+
+    def program(self, rows: sympy.Expr) -> RowProgram:
+        """Of so many rows, which are held."""
+        if pair := self.pair(rows):
+            return pair
+        warps = num_warps(self)
+        assert warps is not None
+        return RowProgram(1, warps, self.loads_late)
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
@@ -405,34 +427,38 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     if features.reduction_numel.free_symbols or device.type != "cuda":
         return None
     stats = features.memory_stats()
-    row = stats.persistent.reads.dim[-1]
+    loaded, stored = stats.persistent.reads.dim[-1], stats.persistent.writes.dim[-1]
+    arithmetic = not has_function(features, *FUNCTIONS)
     rnumel = int(features.reduction_numel)
     # which nothing asks of a shorter row
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again()
     within_vectors = begins_within_vectors(features)
+    shared = shared_by_rows(features)
     vector = vector_columns(features) if within_vectors else 1
     return Loops(
         rnumel=rnumel,
-        streams=row.count_per_thread - row.count_per_thread_broadcast,
+        streams=loaded.count_per_thread - loaded.count_per_thread_broadcast,
         loops=len(stats.looped.memory.loop),
         online_softmax=has_online_softmax(features),
-        plain=not any(loop.count_per_thread for loop in stats.looped.writes.loop[:-1])
-        and not has_function(features, *FUNCTIONS),
+        plain=arithmetic
+        and not any(loop.count_per_thread for loop in stats.looped.writes.loop[:-1]),
         again=again,
         vector=largest_divisor(features.reduction_numel, vector),
         within_vectors=within_vectors,
-        shared=shared_by_rows(features),
+        shared=len(shared),
+        shared_is_reduced=is_reduced(features, shared),
         sums=has_reduction(features, "sum", "welford_reduce"),
         functions=has_function(
             features, *(each for each in FUNCTIONS if each not in ROOTS)
         ),
+        narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
 
 
 def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
-    """Of rows of up to 1024 columns that are inner by their hints; None where the runtime decides."""
+    """Of rows of up to 1024 columns that are inner by their hints; None: the runtime decides."""
     row = loops(features) if begins_within_vectors(features) else None
     return row and row.pair(features.numel)
 
@@ -450,7 +476,8 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
         return "one loop does all"
     padded = row.padded
     is_long = row.rnumel > UPSTREAM_COLUMNS
-    if is_long and row.plain and row.streams > 1 and padded == row.rnumel:
+    is_light = row.plain if row.streams > 1 else row.narrows
+    if is_long and is_light and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
     is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
     if is_long and not is_little_padded and not row.pays_for_padding:

@@ -18,7 +18,7 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from .codegen.simd_kernel_features import SIMDKernelFeatures
+    from .codegen.simd_kernel_features import SIMDKernelFeatures, StatsForDim
 
 
 # Bytes of the widest elements of rows that are loaded a column at a time, if unaligned.
@@ -92,19 +92,30 @@ def has_function(features: SIMDKernelFeatures, *names: str) -> bool:
     )
 
 
-def shared_by_rows(features: SIMDKernelFeatures) -> int:
-    """How many of the buffers that a kernel reads have a value for each column alone."""
+def shared_by_rows(features: SIMDKernelFeatures) -> OrderedSet[str]:
+    """The buffers that a kernel reads which have a value for each column alone."""
     columns = features.reduction_numel
     known_equal = V.graph.sizevars.statically_known_equals
     if known_equal(features.numel, 1):
-        return 0
-    return len(
-        OrderedSet(
-            dep.name
-            for dep in loaded(features)
-            if known_equal(accessed_numel(dep), columns)
-            and any(known_equal(size, columns) for size in dep.ranges.values())
-        )
+        return OrderedSet()
+    return OrderedSet(
+        dep.name
+        for dep in loaded(features)
+        if known_equal(accessed_numel(dep), columns)
+        and any(known_equal(size, columns) for size in dep.ranges.values())
+    )
+
+
+def is_reduced(features: SIMDKernelFeatures, names: OrderedSet[str]) -> bool:
+    """Whether a reduction of a kernel depends on its reads of the buffers ``names``."""
+    readers = OrderedSet(
+        node.get_name()
+        for node in features.scheduler_nodes()
+        if any(dep.name in names for dep in node.read_writes.reads)
+    )
+    return any(
+        node.get_name() in readers or node.ancestors & readers
+        for node in features.reduction_nodes()
     )
 
 
@@ -112,6 +123,11 @@ def is_of_rows(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
     """Whether ``dep`` has a value for each row and column."""
     numel = features.numel * features.reduction_numel
     return V.graph.sizevars.statically_known_equals(accessed_numel(dep), numel)
+
+
+def bytes_of_row(stats: StatsForDim) -> int:
+    """Those that each column has, of what is loaded or stored along the columns."""
+    return stats.bytes_per_thread - stats.bytes_per_thread_broadcast
 
 
 def begins_within_vectors(features: SIMDKernelFeatures) -> bool:

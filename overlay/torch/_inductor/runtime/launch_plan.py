@@ -36,6 +36,7 @@ class LaunchPlan:
         one is that of no autotuning. By the row split.
     rows, num_warps: of a program of a persistent inner reduction; 0 warps: the runtime
         decides. By V.choices.persistent_inner_reduction_program.
+    whole_programs: whether all programs have so many rows, and codegen masks none of them
     loop: (columns a thread, warps) of a block of a looped inner reduction; None: the
         runtime decides. By V.choices.loop_config.
     tile: (elements of XBLOCK and of YBLOCK, where there is one; warps) of a block
@@ -49,6 +50,7 @@ class LaunchPlan:
     row_tiles: Sequence[tuple[int, int, int]] = ()
     rows: int = 1
     num_warps: int = 0
+    whole_programs: bool = False
     loop: Optional[tuple[int, int]] = None
     tile: Optional[tuple[dict[str, int], int]] = None
     maxnreg: int = 0
