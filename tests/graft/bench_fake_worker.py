@@ -1,9 +1,9 @@
 """A worker that speaks the protocol and measures nothing: what the runner's tests run against.
 
-A case's name says what happens: `crash`, `hang`, `hang_with_gpu`, `wrong`, `oom`, `oom_beside`
-(unless it prepares alone), `step_short_once` (oom, the first time), `short_twice` (oom, a
-contender's first two times), `fatal`, `crash_timing`,
-`fault_beside` (a worker's first time), and `slow...` (30 ms to prepare); anything else has a time.
+A case's name says what happens: `crash`, `killed`, `hang`, `hang_with_gpu`, `wrong`, `oom`,
+`oom_beside` (unless it prepares alone), `step_short_once` (oom, the first time), `short_twice`
+(oom, a contender's first two times), `fatal`, `crash_timing`, `fault_beside` (a worker's first
+time), and `slow...` (30 ms to prepare); anything else has a time.
 `step...` has generated kernels and is timed as a training step. The log's `unchecked` is a request
 for a preparation without checks.
 FAKE_GPU_BROKEN names a GPU on which no worker starts, FAKE_GPU_DIES one whose workers end at the
@@ -17,6 +17,7 @@ that hangs after the other.
 import functools
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -108,6 +109,8 @@ class Fake:
         return facts | {"compile_s": 1.5}
 
     def compile(self, case):
+        if case == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if case == "crash":
             print("the last words", file=sys.stderr, flush=True)
             os._exit(7)

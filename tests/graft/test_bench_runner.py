@@ -129,6 +129,14 @@ def test_a_crash_says_the_last_words_of_the_worker(bench):
     assert "the last words" in bench.run(["crash"])["crash"]["times"]["stock"]["error"]["message"]
 
 
+def test_a_worker_that_is_killed_says_what_to_try(bench):
+    """As the kernel kills one on a host without memory."""
+    message = bench.run(["killed"])["killed"]["times"]["stock"]["error"]["message"]
+    assert "killed by SIGKILL" in message
+    assert "fewer --jobs-per-gpu" in message
+    assert "jobs-per-gpu" not in bench.run(["crash"])["crash"]["times"]["stock"]["error"]["message"]
+
+
 def test_a_hang_is_killed_and_the_run_goes_on(bench):
     started = time.monotonic()
     rows = bench.run(["hang", "after"], timeout_s=1.0)

@@ -149,6 +149,8 @@ class Remote:
             code = 0
         self.kill()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if code == -signal.SIGKILL:
+            how += ", as by a host short of memory; next: fewer --jobs-per-gpu"
         lines = self._log.read_text(errors="replace").strip().splitlines()
         said = " | ".join(line.strip() for line in lines[-_LOG_LINES:])
         return WorkerLost("crash", f"worker ended ({how})" + (f": {said}" if said else ""))
