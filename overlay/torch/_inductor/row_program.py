@@ -5,7 +5,7 @@ rows share, and whether they mask rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TYPE_CHECKING
+from typing import NamedTuple, Optional, TYPE_CHECKING
 
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
@@ -32,10 +32,10 @@ class RowProgram(NamedTuple):
     loads_late: bool = False
 
 
-def has_whole_programs(kernel: TritonKernel) -> bool:
+def whole_rows(kernel: TritonKernel) -> Optional[int]:
     """
-    Whether all programs of ``kernel`` have the rows of its ``RowProgram``: none is masked,
-    if their number is known to be a multiple. Not where autotuning tries other rows.
+    The rows that all programs of ``kernel`` have, if their number is known to be a multiple: then
+    none is masked. None where rows are masked, as where autotuning tries others.
     """
     program = kernel.row_program()
     autotuned = (
@@ -43,7 +43,7 @@ def has_whole_programs(kernel: TritonKernel) -> bool:
         or config.max_autotune_pointwise
         or config.coordinate_descent_tuning
     )
-    return program is not None and program.loads_late and not autotuned
+    return program.rows if program and program.loads_late and not autotuned else None
 
 
 def loads_late(kernel: TritonKernel, index: sympy.Expr) -> bool:
