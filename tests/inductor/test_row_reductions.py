@@ -337,27 +337,41 @@ def weighted_norm_backward(x, grad, weight):
     return grad - x * (grad * x).mean(-1, keepdim=True)
 
 
-@on_cuda
-@instantiate_parametrized_tests
-class PairedRowsTest(TestCase):
-    """Programs of two unaligned rows."""
+class UnalignedRowsTestCase(TestCase):
+    """As if few rows were fewer than five."""
 
-    def check(self, f, columns, paired, dtype=torch.bfloat16, rows=5, **options):
-        count = f.__code__.co_argcount
-        args = [torch.randn(rows, columns, device=GPU_TYPE).to(dtype) for _ in range(count)]
+    def compile(self, f, args, **options):
         torch._dynamo.reset()
         options = {"force_disable_caches": True, **options}
         few = mock.patch.object(persistent_reduction, "FEW_ROWS", 5)
         with inductor_config.patch({**LONG, **options}), few:
-            compiled = torch.compile(f, fullgraph=True, dynamic=rows > 5)
-            actual, code = run_and_get_code(compiled, *args)
-        found = re.search(r"'rows': (\d), 'num_warps': (\d)", "\n".join(code))
-        self.assertEqual(found and (int(found[1]), int(found[2])), paired)
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        return actual, "\n".join(code)
+
+    def compile_rows(self, f, rows, columns, dtype, ulps, dynamic=False, **options):
+        """The code for random rows of all arguments, whose result is right."""
+        count = f.__code__.co_argcount
+        args = [torch.randn(rows, columns, device=GPU_TYPE).to(dtype) for _ in range(count)]
+        if dynamic:
+            for arg in args:
+                torch._dynamo.mark_dynamic(arg, 0)
+        actual, code = self.compile(f, args, **options)
         expect = f(*(arg.double() for arg in args))
         self.assertEqual((actual.shape, actual.dtype), (expect.shape, dtype))
-        eps = torch.finfo(dtype).eps
-        self.assertEqual(actual.double(), expect, atol=4 * eps, rtol=4 * eps)
-        return "\n".join(code)
+        tolerance = ulps * torch.finfo(dtype).eps
+        self.assertEqual(actual.double(), expect, atol=tolerance, rtol=tolerance)
+        return code
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class PairedRowsTest(UnalignedRowsTestCase):
+    """Programs of two unaligned rows."""
+
+    def check(self, f, columns, paired, dtype=torch.bfloat16, rows=5, **options):
+        code = self.compile_rows(f, rows, columns, dtype, 4, **options)
+        found = re.search(r"'rows': (\d), 'num_warps': (\d)", code)
+        self.assertEqual(found and (int(found[1]), int(found[2])), paired)
 
     @parametrize("dtype", (torch.bfloat16, torch.float16))
     @parametrize(
@@ -400,30 +414,18 @@ class PairedRowsTest(TestCase):
 
     def test_dynamic_rows(self):
         """Of which it is not known that they are many."""
-        self.check(weighted_norm, 901, None, rows=6)
+        self.check(weighted_norm, 901, None, rows=6, dynamic=True)
 
 
 @on_cuda
 @instantiate_parametrized_tests
-class LateLoadsTest(TestCase):
+class LateLoadsTest(UnalignedRowsTestCase):
     """What unaligned rows share is loaded where it is used."""
 
-    def check(self, f, columns, late, masked, rows=8, dynamic=False, **options):
+    def check(self, f, columns, late, masked, rows=8, **options):
         """late: whether that is after all sums; masked: whether rows are."""
-        args = [torch.randn(rows, columns, device=GPU_TYPE).bfloat16() for _ in range(3)]
-        args = args[: f.__code__.co_argcount]
-        torch._dynamo.reset()
-        options = {"force_disable_caches": True, **options}
-        few = mock.patch.object(persistent_reduction, "FEW_ROWS", 5)
-        with inductor_config.patch({**LONG, **options}), few:
-            for arg in args:
-                (torch._dynamo.mark_dynamic if dynamic else lambda *_: None)(arg, 0)
-            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-        expect = f(*(arg.double() for arg in args))
-        self.assertEqual((actual.shape, actual.dtype), (expect.shape, torch.bfloat16))
-        eps = torch.finfo(torch.bfloat16).eps
-        self.assertEqual(actual.double(), expect, atol=8 * eps, rtol=8 * eps)
-        lines = "\n".join(code).splitlines()
+        code = self.compile_rows(f, rows, columns, torch.bfloat16, 8, **options)
+        lines = code.splitlines()
         found = {
             each: [i for i, line in enumerate(lines) if re.search(each, line)]
             for each in (r"load\(in_ptr\d \+ \(r0_\d\)", r"tl\.sum\(")
@@ -463,12 +465,9 @@ class LateLoadsTest(TestCase):
             return weighted_norm(x[1:], x), weighted_norm(y[1:], y)
 
         args = [torch.randn(8, n, device=GPU_TYPE).bfloat16() for n in (3001, 2901)]
-        few = mock.patch.object(persistent_reduction, "FEW_ROWS", 5)
-        options = {"combo_kernels": True, "force_disable_caches": True}
-        with inductor_config.patch({**LONG, **options}), few:
-            actual, code = run_and_get_code(torch.compile(norms, fullgraph=True), *args)
-        self.assertIn("ComboKernelGrid", "\n".join(code))
-        self.assertIn("r0_mask & xmask", "\n".join(code))
+        actual, code = self.compile(norms, args, combo_kernels=True)
+        self.assertIn("ComboKernelGrid", code)
+        self.assertIn("r0_mask & xmask", code)
         self.assertEqual(actual, norms(*args))
 
     def test_hints_that_many_configurations_are_for(self):

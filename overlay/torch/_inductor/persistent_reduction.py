@@ -383,13 +383,13 @@ class Loops:
             return RowProgram(2, 1) if self.functions else None
         if self.vector > 1 or not (self.shared and self.sums):
             return None
-        late = self.loads_late
-        most = MOST_PAIRED_LATE if late else MOST_PAIRED
+        most, most_elements = MOST_PAIRED, PAIRED_ELEMENTS
+        if self.loads_late:
+            most, most_elements = MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE
         elements = 2 * (self.streams - self.shared) * self.rnumel
-        most_elements = PAIRED_ELEMENTS_LATE if late else PAIRED_ELEMENTS
         if not LEAST_PAIRED <= self.rnumel <= most or elements > most_elements:
             return None
-        if late:
+        if self.loads_late:
             warps = next_power_of_2(ceildiv(elements, ELEMENTS_PER_WARP))
             return RowProgram(2, warps, loads_late=True)
         by_two_warps = self.rnumel <= PAIRED_BY_TWO_WARPS
