@@ -21,6 +21,7 @@ from torch._inductor.mix_order_pressure import (
     Demand,
     LaunchConfig,
     Layout,
+    MOST_OPERATIONS,
     Pressure,
     pressure,
 )
@@ -459,6 +460,22 @@ class PressureModelTest(TestCase):
         loop = dataclasses.replace(EIGHT_WARPS, hoist=False)
         self.assertEqual(Demand.of(ops, 8192, loop).operations, 4 * 32 * 8)
 
+    def test_a_chain_of_operations(self):
+        # is one element's after another's
+        def operations(ops):
+            return Demand.of(ops, 8192, EIGHT_WARPS).operations / (32 * 8)
+
+        ops = norm_backward()
+        known = operations(ops)
+        for longer in range(1, 2 * MOST_OPERATIONS):
+            ops += [Op("mul", (len(ops) - 1,) * 2, Width.TILE, 32)]
+            self.assertEqual(operations(ops), min(known + longer, MOST_OPERATIONS))
+
+    @parametrize("name, branches", (("sin", 1), ("tanh", 1), ("exp", 0)))
+    def test_what_is_live_is_held_around_branches(self, name, branches):
+        ops = [*norm_backward(), Op(name, (0,), Width.TILE, 32)]
+        self.assertEqual(Demand.of(ops, 8192, EIGHT_WARPS).branches, branches * 32)
+
     def test_random_numbers_take_registers(self):
         ops = [*norm_backward(), Op("rand", (), Width.TILE, 32)]
         for launch in (EIGHT_WARPS, dataclasses.replace(RELOAD, num_stages=2)):
@@ -679,6 +696,47 @@ class PressurePolicyTest(TestCase):
         with patch.object(mix_order_plan, "pressure", lambda *args: lacking):
             partials = self.run_with(one if shared == 1 else both, *args)
         self.assertEqual(partials, fused)
+
+    # The runtime has half of the rows where a kernel spills: it is refused where those do.
+    @parametrize("absorbs", (True, False))
+    @parametrize("fewer", (True, False))
+    def test_fewer_rows_need_less(self, fewer, absorbs):
+        def pressure(ops, columns, launch, registers):
+            more = sum(op.name == "store" for op in ops) > 1 or not absorbs
+            lacks = more and launch.xblock > fewer
+            return Pressure(2000 if lacks else 100, 255)
+
+        args = [torch.randn(64, 1024, device=GPU_TYPE) for _ in range(2)]
+        with patch.object(mix_order_plan, "pressure", pressure):
+            partials = self.run_with(self.beside, *args)
+        self.assertEqual(partials, fewer or absorbs)
+        refused = metrics.rejected_mix_order_reduction_fusion > 0
+        self.assertEqual(refused, absorbs and not fewer)
+
+    # Two programs of one row share a multiprocessor. Where they spill too much beside each
+    # other one program of two rows has it.
+    @parametrize("lacks, xblock", ((0, 1), (20, 1), (80, 2)))
+    def test_two_programs_or_two_rows(self, lacks, xblock):
+        of, splits = mix_order_plan.MixOrderPlan.of.__func__, []
+
+        def watched(cls, *args, **options):
+            plan = of(cls, *args, **options)
+            splits.append(plan.split)
+            self.assertEqual(plan.cost.pairs_rows, plan.split.xblock == 2)
+            return plan
+
+        def pressure(ops, columns, launch, registers):
+            limit = all_registers(registers, launch.num_warps, launch.sharing)
+            return Pressure(limit + lacks * (launch.sharing > 1), limit)
+
+        args = [torch.randn(40, 4471, device=GPU_TYPE) for _ in range(2)]
+        with (
+            patch.object(mix_order_plan.MixOrderPlan, "of", classmethod(watched)),
+            patch.object(mix_order_plan, "pressure", pressure),
+        ):
+            self.run_with(lambda x, t: ((x * t).sum(0), x * (x * t).sum(1, keepdim=True)), *args)
+        self.assertEqual((splits[-1].xblock, splits[-1].programs_per_sm), (xblock, 3 - xblock))
+        self.assertEqual(metrics.rejected_mix_order_reduction_fusion, 0)
 
     def test_integer_index(self):
         # the whole of a sum in two layers is listed by what a lowering gave it

@@ -867,10 +867,10 @@ class PersistentPolicyTest(TestCase):
         """What is live at a reduction, and registers for the loads, of the row alone."""
 
         def warps(
-            rnumel, vector=1, online_softmax=False, plain=False, streams=1, **again
+            rnumel, vector=1, softmax=False, plain=False, branches=False, streams=1, **again
         ):
             again = Again(**{"column": 1, "tiles": 1, "loads": 1, **again})
-            row = Loops(rnumel, streams, 2, online_softmax, plain, again=again)
+            row = Loops(rnumel, streams, 2, softmax, plain, again=again, branches=branches)
             row = dataclasses.replace(row, vector=vector, within_vectors=vector < 8)
             looped = why_looped(row, 16384)
             return None if looped else persistent_reduction.num_warps(row)
@@ -885,18 +885,19 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(warps(12271))
         self.assertIsNone(warps(12271, welford=True))
         self.assertEqual(warps(10964, 4, welford=True), 8)
-        self.assertEqual(warps(12271, online_softmax=True), 8)
-        self.assertEqual(warps(10964, 4, online_softmax=True), 16)
+        self.assertEqual(warps(12271, softmax=True), 8)
+        self.assertEqual(warps(10964, 4, softmax=True), 16)
         # 128 registers: 50 columns and their loads, or 66 and half as many
-        self.assertEqual(warps(12799, online_softmax=True), 8)
-        self.assertIsNone(warps(12801, online_softmax=True))
-        self.assertEqual(warps(16382, 2, online_softmax=True), 8)
+        self.assertEqual(warps(12799, softmax=True), 8)
+        self.assertIsNone(warps(12801, softmax=True))
+        self.assertEqual(warps(16382, 2, softmax=True), 8)
         # a second tensor takes what is live of it, and its loads follow the first one's
-        self.assertEqual(warps(12799, online_softmax=True, loads=2), 8)
-        self.assertIsNone(warps(12799, online_softmax=True, loads=2, column=2))
+        self.assertEqual(warps(12799, softmax=True, loads=2), 8)
+        self.assertIsNone(warps(12799, softmax=True, loads=2, column=2))
         # or loads two again, and has the SM for itself
         self.assertEqual(warps(16383, plain=True, loads=2, column=2), 8)
         self.assertIsNone(warps(16383, plain=True, loads=2, column=3))
+        self.assertIsNone(warps(16383, plain=True, branches=True, loads=2, column=2))
         self.assertIsNone(warps(16383, loads=2, column=2))
         # with whole vectors
         self.assertIsNone(warps(5000, 8))

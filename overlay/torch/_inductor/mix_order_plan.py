@@ -21,8 +21,10 @@ import weakref
 from typing import Any, Optional, TYPE_CHECKING
 
 import torch
+from torch.utils._ordered_set import OrderedSet
 
 from . import config
+from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .mix_order_accesses import domain
 from .mix_order_debug import debug_options
@@ -32,7 +34,9 @@ from .mix_order_row_cost import row_cost, RowCost
 from .mix_order_row_loop import RowSplit, splits_rows
 from .mix_order_trace import Op, Trace
 from .runtime.hints import DeviceProperties
+from .runtime.registers import THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
+from .utils import get_dtype_size
 from .virtualized import V
 
 
@@ -48,6 +52,17 @@ fusion_log = torch._logging.getArtifactLogger(__name__, "fusion")
 # Of the registers that a thread may have, those that a row of half types that is kept
 # must lack less than one that is loaded twice.
 KEPT_LACKING_LESS = 0.05
+# Bytes that a program of a pair may spill for each that it need not read again. What is
+# spilled is in a cache. Of norms' backwards that keep their rows, on an H200, four lack
+# less than half a byte: they take 0.74 to 1.40 times as long as two kernels. Of 11 that
+# lack more than 2.4 nine take longer, up to 5.7 times as long.
+MAX_SPILLED_SHARE = 2
+# Where rows are loaded twice.
+MAX_SPILLED_TWICE_SHARE = 1.2
+# Of rows whose elements are loaded one at a time, and kept: norms of 14001 columns lack
+# 0.85, and take 0.85 times as long as two kernels; those of 15001 lack 0.92, and take 1.05
+# to 1.14 times as long.
+MAX_SPILLED_APART_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +99,8 @@ class MixOrderPlan:
         once, and again only where a node has other loops since.
 
         Rows that do not fit in registers are kept, not loaded twice, where that is predicted
-        to lack no registers, or clearly fewer. ``keeps_rows`` is False for profit alone: its
+        to lack no registers, or clearly fewer. Programs that would spill too much beside each
+        other have a multiprocessor each. ``keeps_rows`` is False for profit alone: its
         estimates were fitted to programs that load such rows twice.
         """
         nodes = (*contiguous, *other)
@@ -115,17 +131,24 @@ class MixOrderPlan:
             return cls(cost, split, (), (), "rows that do not fit are loaded twice")
         ops = Trace.of(rows, contiguous, other)
         found = predicted(split, contiguous, ops)
+        plan = cls(cost, split, ops, found, "rows fit in registers, or nearly")
         if not split.reload:
-            return cls(cost, split, ops, found, "rows fit in registers, or nearly")
+            if not plan.spills_too_much(contiguous, other):
+                return plan
+            pairing = dataclasses.replace(cost, pairs_rows=True)
+            pairs = V.choices.mix_order_row_split(pairing, rows, device)
+            lacks = lacking(found)
+            why = f"two programs of one row lack {lacks:.2f} of the registers"
+            paired = cls(pairing, pairs, ops, predicted(pairs, contiguous, ops), why)
+            smaller = paired.of_fewer_rows(contiguous) or paired
+            least = min(lacking(each.registers) for each in (paired, smaller))
+            return plan if pairs.reload or least >= lacks else paired
         keeping = dataclasses.replace(cost, keeps_rows=True)
         kept = V.choices.mix_order_row_split(keeping, rows, device)
         if kept.reload:
             return cls(cost, split, ops, found, "rows are too long to be kept")
         kept_found = predicted(kept, contiguous, ops)
-        kept_lacks, lacks = (
-            min(each.excess / each.limit for each in found_of)
-            for found_of in (kept_found, found)
-        )
+        kept_lacks, lacks = lacking(kept_found), lacking(found)
         why = f"lacks {kept_lacks:.2f} of the registers kept, and {lacks:.2f} loaded twice"
         if kept_lacks > max(0, lacks - KEPT_LACKING_LESS):
             return cls(cost, split, ops, found, why)
@@ -155,6 +178,31 @@ class MixOrderPlan:
         return not self.split.reload and any(each.excess for each in self.registers)
 
 
+    def spills_too_much(
+        self, contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
+    ) -> bool:
+        """
+        Whether it would spill more, in every configuration, than is worth it to read once
+        what both of its sides read.
+        """
+        if not any(each.excess for each in self.registers):
+            return False
+        itemsizes = shared_itemsizes(contiguous, other)
+        saved = worth_spilling(self.cost, self.split.reload, itemsizes)
+        return all(
+            spilled_bytes(each, launch) > launch.xblock * saved
+            for each, launch in zip(self.registers, launch_configs(self.split))
+        )
+
+    def of_fewer_rows(self, contiguous: Sequence[SchedulerNode]) -> Optional[MixOrderPlan]:
+        """Of half the rows a tile, as the runtime has it where that spills less."""
+        if self.split.xblock == 1:
+            return None
+        split = dataclasses.replace(self.split, xblock=self.split.xblock // 2)
+        found = predicted(split, contiguous, self.ops)
+        return dataclasses.replace(self, split=split, registers=found)
+
+
 # of the nodes of one graph, asked for many times while it is scheduled and generated
 _plans: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
@@ -174,7 +222,10 @@ def with_pressure(
         return cost
     plan = MixOrderPlan.of(contiguous, partials(contiguous, other))
     return dataclasses.replace(
-        cost, keeps_rows=plan.cost.keeps_rows, lacks_registers=plan.lacks_registers
+        cost,
+        keeps_rows=plan.cost.keeps_rows,
+        pairs_rows=plan.cost.pairs_rows,
+        lacks_registers=plan.lacks_registers,
     )
 
 
@@ -187,6 +238,52 @@ def reduced_numels(
 
     reduction = next(node for node in contiguous if node.is_reduction())
     return MixOrderReduction.get_numel_rnumel(reduction)
+
+
+def lacking(found: Sequence[Pressure]) -> float:
+    """Of the registers that a thread may have, those that there are not, at least."""
+    return min(each.excess / each.limit for each in found)
+
+
+def spilled_bytes(found: Pressure, launch: LaunchConfig) -> float:
+    """Of the registers of a program, those that there are not."""
+    return 4 * found.excess * launch.num_warps * THREADS_PER_WARP
+
+
+def worth_spilling(cost: RowCost, reload: bool, itemsizes: Sequence[int]) -> float:
+    """
+    Bytes that a program of a pair, which loads its rows twice or not, may spill for each of
+    them, where both sides read elements of ``itemsizes``. What is loaded one element at a
+    time takes as long as if those had 4 bytes at least, as what is spilled has.
+    """
+    share: float = MAX_SPILLED_SHARE
+    if cost.apart:
+        itemsizes = [max(4, size) for size in itemsizes]
+        share = MAX_SPILLED_APART_SHARE
+    if reload:
+        share = MAX_SPILLED_TWICE_SHARE
+    return share * cost.columns * sum(itemsizes)
+
+
+def shared_itemsizes(
+    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
+) -> list[int]:
+    """
+    Bytes of an element of each tensor whose rows both sides read, once where they are fused.
+    """
+    hint = V.graph.sizevars.optimization_hint
+    rows, columns = map(hint, reduced_numels(contiguous))
+    read = OrderedSet(dep.name for node in contiguous for dep in node.read_writes.reads)
+    shared = OrderedSet(
+        dep.name
+        for node in other
+        for dep in node.read_writes.reads
+        if isinstance(dep, MemoryDep)
+        and dep.name in read
+        # rows that are gathered are as many as there are
+        and (dep.is_indirect() or hint(dep.get_numel(), fallback=0) >= rows * columns)
+    )
+    return [get_dtype_size(V.graph.get_dtype(name)) for name in shared]
 
 
 def launch_configs(split: RowSplit) -> list[LaunchConfig]:

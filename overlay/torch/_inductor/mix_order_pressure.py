@@ -33,6 +33,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+# What has branches in the machine code that Triton 3.6 makes of it for compute capability
+# 9.0, besides slow functions, on float32.
+BRANCHING_FUNCTIONS = OrderedSet(
+    [
+        *SLOW_FUNCTIONS,
+        *("acosh", "asinh", "atan", "atan2", "atanh", "cos", "erfinv", "fmod", "lgamma"),
+        *("log1p", "pow", "remainder", "sin", "sinh", "sqrt", "tan"),
+    ]
+)
+# A norm's backward has 8 to 12. A chain of more, as an activation before the norm, is of one
+# element after another: of 78 such kernels that have fewer registers than they need, or are
+# predicted to, on 1024 to 12288 columns, these and the branches above halve the error.
+MOST_OPERATIONS = 12
+
+
 @dataclasses.dataclass(frozen=True)
 class LaunchConfig:
     """
@@ -82,7 +97,8 @@ class Demand:
         16 bytes: they have addresses and masks of their own
     operations: a number, on tiles, of each element of a lane, in all warps; the more
         there are for the registers of a multiprocessor, the more does ptxas have under
-        way. A third more where each row loads the column vectors, for what is made of them
+        way, up to ``MOST_OPERATIONS`` of an element. A third more where each row loads the
+        column vectors, for what is made of them
     """
 
     accumulators: float
@@ -122,7 +138,7 @@ class Demand:
             for each in passes
         )
         on_tiles = [op.name for op in ops if op.width == Width.TILE]
-        slow = sum(name in SLOW_FUNCTIONS for name in on_tiles)
+        slow = sum(name in BRANCHING_FUNCTIONS for name in on_tiles)
         random = sum(name in _RANDOM for name in on_tiles)
         # what is loaded once, and needed after a reduction, is live there anyway
         staged = most(passes) - loaded if slow and launch.reload else 0.0
@@ -146,7 +162,9 @@ class Demand:
             operations=tile
             * launch.num_warps
             * (1 if launch.hoist else 4 / 3)
-            * sum(name not in _NOT_COMPUTED for name in on_tiles),
+            * min(
+                MOST_OPERATIONS, sum(name not in _NOT_COMPUTED for name in on_tiles)
+            ),
         )
 
 

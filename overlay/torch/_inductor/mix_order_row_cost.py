@@ -55,6 +55,7 @@ class RowCost:
     lacks_registers: whether a thread is predicted to need more than it may have
     apart: whether the elements of a row are loaded one at a time
     keeps_rows: whether a row of half types had better be kept than loaded twice
+    pairs_rows: whether a program of two rows had better have a multiprocessor than two of one
     wide_values: whether values are computed and accumulated in 8 bytes, as sums of integers are
     repeated_bytes: of stream_bytes, those of a buffer that another load has brought from memory
     """
@@ -73,6 +74,7 @@ class RowCost:
     lacks_registers: bool = False
     apart: bool = False
     keeps_rows: bool = False
+    pairs_rows: bool = False
     wide_values: bool = False
     repeated_bytes: int = 0
 

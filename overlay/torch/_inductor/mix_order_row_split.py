@@ -360,6 +360,7 @@ def unstaged_row_split(
                 xblock, num_warps = 2, num_warps * 2
         elif (
             xblock == 2
+            and not cost.pairs_rows
             and num_warps >= UNSTAGED_HALVED_WARPS
             and fits(1, num_warps // 2, warps_per_sm * 2 // num_warps)
         ):

@@ -13,19 +13,10 @@ from typing import Any, Optional, TYPE_CHECKING
 from torch.utils._ordered_set import OrderedSet
 
 from . import ir
-from .dependencies import MemoryDep
-from .mix_order_plan import (
-    launch_configs,
-    MixOrderPlan,
-    partials,
-    predicts_registers,
-    reduced_numels,
-)
-from .mix_order_pressure import LaunchConfig, Pressure
-from .mix_order_row_cost import RowCost, SLOW_FUNCTIONS
+from .mix_order_plan import MixOrderPlan, partials, predicts_registers, reduced_numels
+from .mix_order_row_cost import SLOW_FUNCTIONS
 from .mix_order_trace import Width
-from .runtime.registers import THREADS_PER_WARP
-from .utils import get_dtype_size, sympy_product
+from .utils import sympy_product
 from .virtualized import V
 
 
@@ -35,17 +26,6 @@ if TYPE_CHECKING:
     from .scheduler import BaseSchedulerNode, SchedulerNode
 
 
-# Bytes that a program of a pair may spill for each that it need not read again. What is
-# spilled is in a cache. Of norms' backwards that keep their rows, on an H200, four lack
-# less than half a byte: they take 0.74 to 1.40 times as long as two kernels. Of 11 that
-# lack more than 2.4 nine take longer, up to 5.7 times as long.
-MAX_SPILLED_SHARE = 2
-# Where rows are loaded twice.
-MAX_SPILLED_TWICE_SHARE = 1.2
-# Of rows whose elements are loaded one at a time, and kept: norms of 14001 columns lack
-# 0.85, and take 0.85 times as long as two kernels; those of 15001 lack 0.92, and take 1.05
-# to 1.14 times as long.
-MAX_SPILLED_APART_SHARE = 0.9
 # Of the registers that a thread may have, those that a kernel which loads rows twice may
 # lack with a node that it need not have: less than it takes to spill much, where a kernel
 # of its own for the node reads the rows once more.
@@ -134,73 +114,33 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
     return sorted(found.values(), key=lambda node: node.min_order)
 
 
-def spilled_bytes(found: Pressure, launch: LaunchConfig) -> float:
-    """Of the registers of a program, those that there are not."""
-    return 4 * found.excess * launch.num_warps * THREADS_PER_WARP
-
-
-def worth_spilling(cost: RowCost, reload: bool, itemsizes: Sequence[int]) -> float:
-    """
-    Bytes that a program of a pair, which loads its rows twice or not, may spill for each of
-    them, where both sides read elements of ``itemsizes``. What is loaded one element at a
-    time takes as long as if those had 4 bytes at least, as what is spilled has.
-    """
-    share: float = MAX_SPILLED_SHARE
-    if cost.apart:
-        itemsizes = [max(4, size) for size in itemsizes]
-        share = MAX_SPILLED_APART_SHARE
-    if reload:
-        share = MAX_SPILLED_TWICE_SHARE
-    return share * cost.columns * sum(itemsizes)
-
-
-def shared_itemsizes(
-    contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]
-) -> list[int]:
-    """
-    Bytes of an element of each tensor whose rows both sides read, once where they are fused.
-    """
-    hint = V.graph.sizevars.optimization_hint
-    rows, columns = map(hint, reduced_numels(contiguous))
-    read = OrderedSet(dep.name for node in contiguous for dep in node.read_writes.reads)
-    shared = OrderedSet(
-        dep.name
-        for node in other
-        for dep in node.read_writes.reads
-        if isinstance(dep, MemoryDep)
-        and dep.name in read
-        # rows that are gathered are as many as there are
-        and (dep.is_indirect() or hint(dep.get_numel(), fallback=0) >= rows * columns)
-    )
-    return [get_dtype_size(V.graph.get_dtype(name)) for name in shared]
-
-
 def _why_spills(
     contiguous: Sequence[SchedulerNode],
     other: Sequence[SchedulerNode],
     absorbs: bool,
 ) -> Optional[str]:
     plan = MixOrderPlan.of(contiguous, other)
-    cost, split, found = plan.cost, plan.split, plan.registers
+    split = plan.split
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"
     if split.reload and any(
         op.name in SLOW_OPS and op.width == Width.TILE for op in plan.ops
     ):
         return "slow functions of rows that are loaded twice would be computed twice"
-    if absorbs:
-        refused = all(
+
+    def refused(plan: MixOrderPlan) -> bool:
+        if not absorbs:
+            return plan.spills_too_much(contiguous, other)
+        return all(
             each.too_high
             or (split.reload and each.excess > MAX_LACKING_ABSORBED * each.limit)
-            for each in found
+            for each in plan.registers
         )
-    else:
-        saved = worth_spilling(cost, split.reload, shared_itemsizes(contiguous, other))
-        refused = all(
-            spilled_bytes(each, launch) > launch.xblock * saved
-            for each, launch in zip(found, launch_configs(split))
-        )
-    if not refused:
+
+    if not refused(plan):
         return None
-    least = min(found, key=lambda each: each.need / each.limit)
+    smaller = plan.of_fewer_rows(contiguous)
+    if smaller is not None and not refused(smaller):
+        return None
+    least = min(plan.registers, key=lambda each: each.need / each.limit)
     return f"needs {least.need:.0f} registers a thread of {least.limit}"

@@ -33,7 +33,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import ir
 from .device_model import DeviceModel
-from .mix_order_pressure import Demand, LaunchConfig, Layout
+from .mix_order_pressure import BRANCHING_FUNCTIONS, Demand, LaunchConfig, Layout
 from .mix_order_trace import Op, Trace, Width
 from .row_accesses import (
     begins_within_vectors,
@@ -210,8 +210,7 @@ class Loops:
     """
     What a reduction kernel does with a row of ``rnumel`` columns.
 
-    streams: buffers that each column loads
-    loops: over the row, if it is looped
+    streams, loops: buffers that each column loads; over the row, if it is looped
     online_softmax: whether a loop has the maximum and the sum of exponentials
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
@@ -222,6 +221,7 @@ class Loops:
     shared_is_reduced: whether a reduction needs one of those
     sums: whether a row is summed
     functions: whether the kernel computes functions of elements, beside roots
+    branches: whether some of them, or others, have branches, around which what is live is held
     narrows: whether loops compute nothing but arithmetic, and store a quarter of a row's bytes
     registers_per_sm: of the device
     """
@@ -239,6 +239,7 @@ class Loops:
     shared_is_reduced: bool = False
     sums: bool = False
     functions: bool = False
+    branches: bool = False
     narrows: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
@@ -328,8 +329,8 @@ class Loops:
 
     @property
     def only_loads_again(self) -> bool:
-        """Whether its loops load two tensors again or more, for nothing but arithmetic."""
-        return self.plain and self.again.loads > 1
+        """Whether its loops load two tensors again or more, for arithmetic or the like."""
+        return self.plain and not self.branches and self.again.loads > 1
 
     def takes_unaligned(self, columns: int) -> float:
         """
@@ -448,9 +449,8 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         shared=len(shared),
         shared_is_reduced=is_reduced(features, shared),
         sums=has_reduction(features, "sum", "welford_reduce"),
-        functions=has_function(
-            features, *(each for each in FUNCTIONS if each not in ROOTS)
-        ),
+        functions=has_function(features, *OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)),
+        branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
