@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from torch.utils._ordered_set import OrderedSet
 
 from .device_model import DeviceModel
-from .mix_order_row_cost import COPY_BYTES, SLOW_FUNCTIONS
+from .mix_order_row_cost import COPY_BYTES
 from .mix_order_trace import Op, Width
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
@@ -34,18 +34,17 @@ if TYPE_CHECKING:
 
 
 # What has branches in the machine code that Triton 3.6 makes of it for compute capability
-# 9.0, besides slow functions, on float32.
+# 9.0, on float32.
 BRANCHING_FUNCTIONS = OrderedSet(
     [
-        *SLOW_FUNCTIONS,
         *("acosh", "asinh", "atan", "atan2", "atanh", "cos", "erfinv", "fmod", "lgamma"),
         *("log1p", "pow", "remainder", "sin", "sinh", "sqrt", "tan"),
     ]
 )
-# A norm's backward has 8 to 12. A chain of more, as an activation before the norm, is of one
-# element after another: of 78 such kernels that have fewer registers than they need, or are
-# predicted to, on 1024 to 12288 columns, these and the branches above halve the error.
-MOST_OPERATIONS = 12
+# A norm's backward has 8 or 10. A chain of more, as of an activation before the norm, is one
+# element's after another's: of 78 such kernels that lack registers, or were predicted to, on
+# 1024 to 12288 columns, this and the branches above halve the error.
+MOST_OPERATIONS = 10
 
 
 @dataclasses.dataclass(frozen=True)
