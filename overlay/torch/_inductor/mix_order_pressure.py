@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from torch.utils._ordered_set import OrderedSet
 
 from .device_model import DeviceModel
-from .mix_order_row_cost import COPY_BYTES
+from .mix_order_row_cost import COPY_BYTES, SLOW_FUNCTIONS
 from .mix_order_trace import Op, Width
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
@@ -33,18 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-# What has branches in the machine code that Triton 3.6 makes of it for compute capability
-# 9.0, on float32.
-BRANCHING_FUNCTIONS = OrderedSet(
-    [
-        *("acosh", "asinh", "atan", "atan2", "atanh", "cos", "erfinv", "fmod", "lgamma"),
-        *("log1p", "pow", "remainder", "sin", "sinh", "sqrt", "tan"),
-    ]
-)
-# A norm's backward has 8 or 10. A chain of more, as of an activation before the norm, is one
-# element's after another's: of 78 such kernels that lack registers, or were predicted to, on
-# 1024 to 12288 columns, this and the branches above halve the error.
-MOST_OPERATIONS = 10
+# A norm's backward has 8 or 10. With more than eight warps, a chain of more, as of an
+# activation before the norm, is of one element after another: of 27 such kernels of 16 warps,
+# for 3001 to 8192 columns, 23 lack 14 of their 128 registers at most, and were predicted to
+# lack up to 121; those with sines, powers or a polynomial lack 22 to 40.
+MOST_OPERATIONS, MANY_WARPS = 10, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,17 +80,17 @@ class Demand:
     computed: a tile
     stored: tiles, as they are stored, which may write what is loaded, so that all loads
         come before
-    branches: tiles of functions that have some, around which what is live is held, and
-        of what is loaded from shared memory before them; and of random numbers, whose
-        generator has registers of its own
+    branches: tiles of random numbers, whose generator has registers of its own; and of what
+        is loaded from shared memory before functions that have branches, around which what
+        is live is held
     pointers: a number, of loads and stores
     vectors: a number, of column vectors where rows are loaded again, in each pass or before
     unaligned: a number, of partials of rows whose elements cannot be stored as float32 in
         16 bytes: they have addresses and masks of their own
     operations: a number, on tiles, of each element of a lane, in all warps; the more
         there are for the registers of a multiprocessor, the more does ptxas have under
-        way, up to ``MOST_OPERATIONS`` of an element. A third more where each row loads the
-        column vectors, for what is made of them
+        way, of many warps up to ``MOST_OPERATIONS`` of an element. A third more where each
+        row loads the column vectors, for what is made of them
     """
 
     accumulators: float
@@ -137,8 +130,11 @@ class Demand:
             for each in passes
         )
         on_tiles = [op.name for op in ops if op.width == Width.TILE]
-        slow = sum(name in BRANCHING_FUNCTIONS for name in on_tiles)
+        slow = any(name in SLOW_FUNCTIONS for name in on_tiles)
         random = sum(name in _RANDOM for name in on_tiles)
+        operations = sum(name not in _NOT_COMPUTED for name in on_tiles)
+        if launch.num_warps > MANY_WARPS:
+            operations = min(operations, MOST_OPERATIONS)
         # what is loaded once, and needed after a reduction, is live there anyway
         staged = most(passes) - loaded if slow and launch.reload else 0.0
         return cls(
@@ -152,7 +148,7 @@ class Demand:
             loads=loaded,
             computed=tile,
             stored=layout.registers(_accesses(ops, "store", Width.TILE)),
-            branches=(slow + random) * tile + staged,
+            branches=random * tile + staged,
             pointers=sum(
                 op.name in ("load", "store") and op.width != Width.SCALAR for op in ops
             ),
@@ -161,9 +157,7 @@ class Demand:
             operations=tile
             * launch.num_warps
             * (1 if launch.hoist else 4 / 3)
-            * min(
-                MOST_OPERATIONS, sum(name not in _NOT_COMPUTED for name in on_tiles)
-            ),
+            * operations,
         )
 
 

@@ -33,10 +33,11 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import ir
 from .device_model import DeviceModel
-from .mix_order_pressure import BRANCHING_FUNCTIONS, Demand, LaunchConfig, Layout
+from .mix_order_pressure import Demand, LaunchConfig, Layout
 from .mix_order_trace import Op, Trace, Width
 from .row_accesses import (
     begins_within_vectors,
+    BRANCHING_FUNCTIONS,
     bytes_of_row,
     has_function,
     has_online_softmax,
@@ -94,9 +95,8 @@ FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "p
 # program or two, which wait for memory in turn, and loops have four. With these warps for
 # shorter rows, more wait for one another at each reduction.
 WIDE_WARPS, WIDE_COLUMNS = 16, 8192
-# Such programs of an SM, whose threads hold what is live while all warps wait for a
-# reduction, beside registers for addresses, masks and temporaries: or as many columns in
-# half the warps.
+# Such programs of an SM, whose threads hold what is live while all warps wait for a reduction,
+# beside registers for addresses, masks and temporaries: or as many columns in half the warps.
 WIDE_PROGRAMS, WIDE_OTHER_REGISTERS = 2, 16
 # Adjacent columns that a thread loads at once, at least, of rows that ``WIDE_WARPS`` hold: one
 # at a time, each has registers for its address.
@@ -220,8 +220,8 @@ class Loops:
     shared: streams that every row loads
     shared_is_reduced: whether a reduction needs one of those
     sums: whether a row is summed
-    functions: whether the kernel computes functions of elements, beside roots
-    branches: whether some of them, or others, have branches, around which what is live is held
+    functions, branches: whether the kernel computes functions of elements, beside roots, and some
+        that have branches, around which what is live is held
     narrows: whether loops compute nothing but arithmetic, and store a quarter of a row's bytes
     registers_per_sm: of the device
     """
@@ -312,7 +312,7 @@ class Loops:
         return self.does_more_again
 
     def takes(self, columns: int) -> float:
-        """Registers of a thread that has ``columns`` of rows."""
+        """Registers of a thread that has so many of a row."""
         return (self.streams + COMPUTED_TILES) * columns + OTHER_REGISTERS
 
     @property

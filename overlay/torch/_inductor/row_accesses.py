@@ -85,6 +85,14 @@ def loaded(features: SIMDKernelFeatures) -> list[MemoryDep]:
     ]
 
 
+# What has branches in the machine code that Triton 3.6 makes of it for compute capability 9.0,
+# on float32.
+BRANCHING_FUNCTIONS = (
+    *("acosh", "asinh", "atan", "atan2", "atanh", "cos", "erfinv", "fmod", "lgamma"),
+    *("log1p", "pow", "remainder", "sin", "sinh", "sqrt", "tan"),
+)
+
+
 def has_function(features: SIMDKernelFeatures, *names: str) -> bool:
     """Whether a kernel computes one of these functions."""
     return any(

@@ -34,7 +34,7 @@ from unittest import mock
 
 TURNS, SAMPLES = 3, 9
 _KNOB = "triton.mix_order_reduction"
-# Knobs of Inductor, and constants of its mix_order_spills.
+# Knobs of Inductor, and constants of its mix_order_plan, or mix_order_spills.
 CONTENDERS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "off": ({_KNOB: False}, {}),
     "default": ({}, {}),
@@ -105,6 +105,7 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
     and elements alone, how many registers a thread would lack, and of a pair how many bytes a
     program would for each that it saves.
     """
+    from torch._inductor import mix_order_plan
     from torch._inductor import mix_order_spills as spills
     from torch._inductor.mix_order_plan import MixOrderPlan, launch_configs
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -127,13 +128,13 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
         cost, split, found = plan.cost, plan.split, plan.registers
         made: dict[str, Any] = {"refused": why is not None, "reload": split.reload}
         made |= {"apart": cost.apart, "lacks": round(min(each.excess for each in found), 1)}
-        itemsizes = spills.shared_itemsizes(contiguous, other)
+        itemsizes = mix_order_plan.shared_itemsizes(contiguous, other)
         if not absorbs and itemsizes:
             if cost.apart:
                 itemsizes = [max(4, size) for size in itemsizes]
             configs = launch_configs(split)
             spilled = min(
-                spills.spilled_bytes(each, launch) / launch.xblock
+                mix_order_plan.spilled_bytes(each, launch) / launch.xblock
                 for each, launch in zip(found, configs, strict=True)
             )
             made["per_saved"] = round(spilled / (cost.columns * sum(itemsizes)), 3)
@@ -153,7 +154,7 @@ def prepare(
     """A row for each contender, and of those that ran what launches it again."""
     import torch
     import torch._inductor.config as inductor_config
-    from torch._inductor import mix_order_spills
+    from torch._inductor import mix_order_plan, mix_order_spills
 
     arguments = inputs(program)
     rows: list[dict[str, Any]] = []
@@ -167,7 +168,9 @@ def prepare(
         try:
             with ExitStack() as stack:
                 for constant, value in constants.items():
-                    stack.enter_context(mock.patch.object(mix_order_spills, constant, value))
+                    plan = hasattr(mix_order_plan, constant)
+                    module = mix_order_plan if plan else mix_order_spills
+                    stack.enter_context(mock.patch.object(module, constant, value))
                 kernels, decisions = stack.enter_context(watching())
                 stack.enter_context(inductor_config.patch(knobs))
                 compiled = torch.compile(program.fn, dynamic=False)
