@@ -105,9 +105,13 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
     and elements alone, how many registers a thread would lack, and of a pair how many bytes a
     program would for each that it saves.
     """
-    from torch._inductor import mix_order_plan
     from torch._inductor import mix_order_spills as spills
-    from torch._inductor.mix_order_plan import MixOrderPlan, launch_configs
+    from torch._inductor.mix_order_plan import (
+        MixOrderPlan,
+        launch_configs,
+        shared_itemsizes,
+        spilled_bytes,
+    )
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     kernels: list[list[int]] = []
@@ -128,13 +132,13 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
         cost, split, found = plan.cost, plan.split, plan.registers
         made: dict[str, Any] = {"refused": why is not None, "reload": split.reload}
         made |= {"apart": cost.apart, "lacks": round(min(each.excess for each in found), 1)}
-        itemsizes = mix_order_plan.shared_itemsizes(contiguous, other)
+        itemsizes = shared_itemsizes(contiguous, other)
         if not absorbs and itemsizes:
             if cost.apart:
                 itemsizes = [max(4, size) for size in itemsizes]
             configs = launch_configs(split)
             spilled = min(
-                mix_order_plan.spilled_bytes(each, launch) / launch.xblock
+                spilled_bytes(each, launch) / launch.xblock
                 for each, launch in zip(found, configs, strict=True)
             )
             made["per_saved"] = round(spilled / (cost.columns * sum(itemsizes)), 3)
