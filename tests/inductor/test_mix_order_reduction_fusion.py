@@ -864,6 +864,26 @@ class CostDecisionTest(TestCase):
         found, _ = self.run_with(half_norm_backward, *args, **options)
         self.assertEqual(found, 1)
 
+    @parametrize("waits", (True, False))
+    def test_sums_of_two_norms(self, waits):
+        """
+        A transformer's first block, where both reduce the embedding. The gradient of the
+        second's weight is fused with the second's dx, and not with the gradient of the
+        first's weight, which waits for that dx.
+        """
+
+        def f(x, y, dz, a, rows):
+            h = x + y
+            dh = h * (dz * h).sum(1, keepdim=True) + dz
+            dw = (a @ dh) if waits else rows
+            return (dz * h).sum(0), (dw * x).sum(0), x * (dw * x).sum(1, keepdim=True) + dw
+
+        rows, columns = 256, 768
+        args = [torch.randn(rows, columns, device=GPU_TYPE) / columns**0.5 for _ in range(3)]
+        args += [torch.randn(rows, n, device=GPU_TYPE) / rows**0.5 for n in (rows, columns)]
+        found, _ = self.run_with(f, *args)
+        self.assertEqual(found, 2 if waits else 1)
+
     def test_choice_can_be_overridden(self):
         class Always(InductorChoices):
             @staticmethod

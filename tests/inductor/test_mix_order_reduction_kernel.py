@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 import torch._functorch.config
 import torch._inductor.config as inductor_config
-from torch._inductor import metrics
+from torch._inductor import memory, metrics
 from torch._inductor.choices import InductorChoices
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.mix_order_row_cost import RowCost
@@ -1576,6 +1576,105 @@ class NotInplaceTest(InplaceTestCase):
 
         found = self.inplace(f, *self.args(), ulps=16, inplace_buffers=False)
         self.assertEqual(found[0], set())
+
+
+@nvidia_only
+@instantiate_parametrized_tests
+class PeakEstimateTest(TestCase):
+    """The estimate that chooses an order of the nodes has no memory for what takes none."""
+
+    def saved(self, f, *args, **options):
+        """Bytes less at each node of the last graph of ``f``, in its order."""
+
+        def estimates():
+            torch._dynamo.reset()
+            found = []
+            estimate = memory.estimate_peak_memory
+
+            def watched(nodes, free, outputs):
+                found.append(estimate(nodes, free, outputs))
+                return found[-1]
+
+            with (
+                inductor_config.patch(
+                    {
+                        "reorder_for_peak_memory": True,
+                        "inplace_buffers": True,
+                        "fx_graph_cache": False,
+                        "shape_padding": False,
+                        **options,
+                    }
+                ),
+                patch.object(memory, "estimate_peak_memory", watched),
+                # of all orders that are tried the one that is given
+                patch.object(memory.reorder_for_peak_memory, "__defaults__", ([],)),
+            ):
+                f(*args)
+            return found[-1]
+
+        peak, actual = estimates()
+        self.assertEqual(peak, max(actual))
+        with patch.object(memory, "not_allocated", lambda *_: [], create=True):
+            _, all_outputs = estimates()
+        return [more - less for more, less in zip(all_outputs, actual, strict=True)]
+
+    def args(self):
+        return randn(64, 32), randn(32, 64), randn(64, 8)
+
+    @parametrize("inplace", (True, False))
+    def test_last_read(self, inplace):
+        """The second of three nodes writes where it reads."""
+
+        def f(a, b, c):
+            y = a @ b
+            return y.sigmoid() @ c, *([] if inplace else [y.t() @ c])
+
+        saved = self.saved(torch.compile(f), *self.args())
+        self.assertEqual(sum(saved), 4 * 64 * 64 if inplace else 0)
+        self.assertEqual(saved[1], sum(saved))
+
+    @parametrize("of", ("another size", "two places", "an input"))
+    def test_new_memory(self, of):
+        def f(a, b, c):
+            y = a @ b
+            if of == "an input":
+                return c.sigmoid().t() @ y
+            return (y.to(torch.bfloat16) if of == "another size" else y + y.t()), c
+
+        self.assertFalse(any(self.saved(torch.compile(f), *self.args())))
+
+    def test_one_output_in_one_input(self):
+        def f(a, b, c):
+            y = a @ b
+            return (y + 1) @ c, (y * 2).t() @ c
+
+        saved = self.saved(torch.compile(f), *self.args())
+        self.assertEqual(max(saved), 4 * 64 * 64)
+
+    def test_stays_in_the_kernel(self):
+        def f(a):
+            y = a.sin()
+            return y * y.sum(1, keepdim=True)
+
+        realize = {"realize_opcount_threshold": 0, "realize_reads_threshold": 0}
+        saved = self.saved(torch.compile(f), randn(64, 96), **realize)
+        self.assertGreaterEqual(max(saved), 4 * 64 * 96)
+
+    @parametrize("donated", (True, False))
+    def test_donated_buffer(self, donated):
+        leaves = [t.requires_grad_() for t in (*self.args(), randn(64))]
+
+        def f(x, matrix, _, weight):
+            return torch.nn.functional.layer_norm(x @ matrix, (64,), weight)
+
+        compiled = torch.compile(f, fullgraph=True)
+
+        def step():
+            compiled(*leaves).square().sum().backward()
+
+        with torch._functorch.config.patch(donated_buffer=donated):
+            saved = self.saved(step, **INPLACE)
+        self.assertEqual(max(saved) >= 4 * 64 * 64, donated)
 
 
 if __name__ == "__main__":

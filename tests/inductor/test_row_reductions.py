@@ -29,7 +29,8 @@ from torch._inductor.looped_rows import (
     SHORT_ROW,
 )
 from torch._inductor.mix_order_trace import Op, Width
-from torch._inductor.persistent_reduction import Again, Loops, row_passes, why_looped
+from torch._inductor.persistent_reduction import Again, Loops, why_looped
+from torch._inductor.row_accesses import row_passes
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
 from torch._inductor.sizevars import SizeVarAllocator

@@ -5,6 +5,7 @@ from .mix_order_inplace import read_before_written as read_before_written
 from .mix_order_plan import partials as partials
 from .mix_order_producer_sums import attach_producer_sums as attach_producer_sums
 from .mix_order_profit import decides_by_cost as decides_by_cost
+from .mix_order_profit import fusion_score as fusion_score
 from .mix_order_reads import why_too_many_reads as why_too_many_reads
 from .mix_order_reduction import final_buffer as final_buffer
 from .mix_order_reduction import splits_agree as splits_agree

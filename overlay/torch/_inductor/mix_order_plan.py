@@ -137,12 +137,14 @@ class MixOrderPlan:
                 return plan
             pairing = dataclasses.replace(cost, pairs_rows=True)
             pairs = V.choices.mix_order_row_split(pairing, rows, device)
+            if pairs == split or pairs.reload:
+                return plan
             lacks = lacking(found)
             why = f"two programs of one row lack {lacks:.2f} of the registers"
             paired = cls(pairing, pairs, ops, predicted(pairs, contiguous, ops), why)
             smaller = paired.of_fewer_rows(contiguous) or paired
             least = min(lacking(each.registers) for each in (paired, smaller))
-            return plan if pairs.reload or least >= lacks else paired
+            return plan if least >= lacks else paired
         keeping = dataclasses.replace(cost, keeps_rows=True)
         kept = V.choices.mix_order_row_split(keeping, rows, device)
         if kept.reload:
@@ -176,7 +178,6 @@ class MixOrderPlan:
     def lacks_registers(self) -> bool:
         """Whether a thread may need more than there are; one that loads rows twice has them."""
         return not self.split.reload and any(each.excess for each in self.registers)
-
 
     def spills_too_much(
         self, contiguous: Sequence[SchedulerNode], other: Sequence[SchedulerNode]

@@ -30,7 +30,7 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import sympy
 
@@ -162,6 +162,32 @@ def why_not_profitable(
     return reasons[key]
 
 
+def fusion_score(node1: BaseSchedulerNode, node2: BaseSchedulerNode) -> int:
+    """
+    How soon the two, of which ``MixOrderReduction.can_fuse`` is true, are fused.
+
+    The elements of their tensor, which are fewer than the bytes that two reductions of
+    one order share by it: those are fused first, and each side is whole. But a reduction
+    like ``other`` that waits for ``contiguous`` makes what it is fused with wait as well,
+    which cannot be fused with ``contiguous`` any more. Where there is one, the bytes that
+    the two share are compared with what it shares.
+    """
+    # a circle: scheduler imports this module in turn
+    from .scheduler import MixOrderReduction
+
+    contiguous, other = node1, node2
+    if not MixOrderReduction.is_contiguous_node(contiguous):
+        contiguous, other = other, contiguous
+    names = contiguous.get_operation_names()
+    if not any(
+        each.ancestors & names and MixOrderReduction.has_common_read(other, each)
+        for each in _alike(other, other.used_buffer_names())
+    ):
+        return MixOrderReduction.get_numel(contiguous)
+    shared = MixOrderReduction.get_common_read(contiguous, other)
+    return moved_bytes(dep for dep in contiguous.read_writes.reads if dep.name in shared)
+
+
 def siblings(
     contiguous: BaseSchedulerNode, other: BaseSchedulerNode
 ) -> tuple[list[SchedulerNode], list[SchedulerNode]]:
@@ -174,25 +200,34 @@ def siblings(
     from .scheduler import MixOrderReduction
 
     shared = MixOrderReduction.get_common_read(contiguous, other)
-    readers = _Known.of(contiguous.scheduler).readers
     sides = []
     for node, against in ((contiguous, other), (other, contiguous)):
-        group = tuple(MixOrderReduction.get_numel_rnumel(node))
         side = {each.get_name(): each for each in node.get_nodes() if each.is_reduction()}
         names = against.get_operation_names()
-        for reader in (reader for name in shared for reader in readers.get(name, ())):
-            if (
-                reader.get_name() not in side
-                and reader.get_name() not in names
-                and not reader.ancestors & names
-                and tuple(MixOrderReduction.get_numel_rnumel(reader)) == group
-                and MixOrderReduction.is_contiguous_node(reader)
-                == MixOrderReduction.is_contiguous_node(node)
-            ):
-                side[reader.get_name()] = reader
+        for each in _alike(node, shared):
+            if each.get_name() not in names and not each.ancestors & names:
+                side[each.get_name()] = each
         sides.append(sorted(side.values(), key=lambda each: each.min_order))
     contiguous_side, other_side = sides
     return contiguous_side, other_side
+
+
+def _alike(node: BaseSchedulerNode, names: Iterable[str]) -> Iterator[SchedulerNode]:
+    """The reductions beside ``node``, of its loops, that read any of ``names``."""
+    # a circle: scheduler imports this module in turn
+    from .scheduler import MixOrderReduction
+
+    readers = _Known.of(node.scheduler).readers
+    own = node.get_operation_names()
+    group = tuple(MixOrderReduction.get_numel_rnumel(node))
+    order = MixOrderReduction.is_contiguous_node(node)
+    for reader in (reader for name in names for reader in readers.get(name, ())):
+        if (
+            reader.get_name() not in own
+            and tuple(MixOrderReduction.get_numel_rnumel(reader)) == group
+            and MixOrderReduction.is_contiguous_node(reader) == order
+        ):
+            yield reader
 
 
 def work_of(

@@ -34,7 +34,7 @@ from torch.utils._ordered_set import OrderedSet
 from . import ir
 from .device_model import DeviceModel
 from .mix_order_pressure import Demand, LaunchConfig, Layout
-from .mix_order_trace import Op, Trace, Width
+from .mix_order_trace import Trace, Width
 from .row_accesses import (
     begins_within_vectors,
     BRANCHING_FUNCTIONS,
@@ -45,6 +45,7 @@ from .row_accesses import (
     is_reduced,
     largest_divisor,
     reads_across_rows,
+    row_passes,
     shared_by_rows,
     vector_columns,
 )
@@ -56,8 +57,6 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import sympy
 
     from .codegen.simd_kernel_features import SIMDKernelFeatures
@@ -179,38 +178,13 @@ class Again:
         )
 
 
-def row_passes(ops: Sequence[Op]) -> list[OrderedSet[int]]:
-    """
-    The operations of each loop over a row: what its reductions need, or, of the last, what
-    is stored, but for what is known of the row by then.
-    """
-    level: list[int] = []
-    for op in ops:
-        before = max((level[j] for j in op.inputs), default=0)
-        level.append(before + (op.name == "row_reduction"))
-    passes = []
-    for each in range(1, max(level, default=0) + 2):
-        last = each > max(level, default=0)
-        needed = OrderedSet(
-            i
-            for i, op in enumerate(ops)
-            if (op.name == "store" and last)
-            or (op.name == "row_reduction" and level[i] == each)
-        )
-        roots = OrderedSet(needed)
-        for i in reversed(range(len(ops))):
-            if i in needed and (ops[i].name != "row_reduction" or i in roots):
-                needed.update(ops[i].inputs)
-        passes.append(needed)
-    return passes
-
-
 @dataclasses.dataclass(frozen=True)
 class Loops:
     """
     What a reduction kernel does with a row of ``rnumel`` columns.
 
-    streams, loops: buffers that each column loads; over the row, if it is looped
+    streams: buffers of which each column loads an element
+    loops: over the row, if it is looped
     online_softmax: whether a loop has the maximum and the sum of exponentials
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
@@ -312,7 +286,7 @@ class Loops:
         return self.does_more_again
 
     def takes(self, columns: int) -> float:
-        """Registers of a thread that has so many of a row."""
+        """Registers of a thread that holds ``columns`` of a row."""
         return (self.streams + COMPUTED_TILES) * columns + OTHER_REGISTERS
 
     @property
@@ -329,7 +303,10 @@ class Loops:
 
     @property
     def only_loads_again(self) -> bool:
-        """Whether its loops load two tensors again or more, for arithmetic or the like."""
+        """
+        Whether what its loops do again is to load two tensors or more, for arithmetic or
+        functions that have no branches.
+        """
         return self.plain and not self.branches and self.again.loads > 1
 
     def takes_unaligned(self, columns: int) -> float:

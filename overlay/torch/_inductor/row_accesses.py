@@ -1,5 +1,6 @@
 """
-What a reduction kernel loads of its rows: how it lies in memory, and what is reduced.
+What a reduction kernel loads of its rows: how it lies in memory, what is reduced, and
+what each loop over a row needs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .codegen.simd_kernel_features import SIMDKernelFeatures, StatsForDim
+    from .mix_order_trace import Op
 
 
 # Bytes of the widest elements of rows that are loaded a column at a time, if unaligned.
@@ -182,3 +186,29 @@ def nearby(index: sympy.Expr) -> sympy.Expr:
         lambda base, divisor, _: base if divisor == 1 else sympy.S.Zero,
     )
     return index.replace(FloorDiv, lambda *_: sympy.S.Zero).expand(identity=True)
+
+
+def row_passes(ops: Sequence[Op]) -> list[OrderedSet[int]]:
+    """
+    The operations of each loop over a row: what its reductions need, or, of the last, what
+    is stored, but for what is known of the row by then.
+    """
+    level: list[int] = []
+    for op in ops:
+        before = max((level[j] for j in op.inputs), default=0)
+        level.append(before + (op.name == "row_reduction"))
+    passes = []
+    for each in range(1, max(level, default=0) + 2):
+        last = each > max(level, default=0)
+        needed = OrderedSet(
+            i
+            for i, op in enumerate(ops)
+            if (op.name == "store" and last)
+            or (op.name == "row_reduction" and level[i] == each)
+        )
+        roots = OrderedSet(needed)
+        for i in reversed(range(len(ops))):
+            if i in needed and (ops[i].name != "row_reduction" or i in roots):
+                needed.update(ops[i].inputs)
+        passes.append(needed)
+    return passes
