@@ -1633,6 +1633,13 @@ class PeakEstimateTest(TestCase):
         self.assertEqual(sum(saved), 4 * 64 * 64 if inplace else 0)
         self.assertEqual(saved[1], sum(saved))
 
+    def test_knob(self):
+        def f(a, b, c):
+            return (a @ b).sigmoid() @ c
+
+        saved = self.saved(torch.compile(f), *self.args(), inplace_buffers=False)
+        self.assertFalse(any(saved))
+
     @parametrize("of", ("another size", "two places", "an input"))
     def test_new_memory(self, of):
         def f(a, b, c):

@@ -308,6 +308,33 @@ class LongRowsTest(TestCase):
         self.check(softmax_backward, (3, 5000), PERSISTENT, 2)
         self.check(masked, (3, 5000), REDUCTION, 3)
 
+    @parametrize("columns", (1500, 3001, 4190, 8188))
+    @parametrize("gathered", (False, True))
+    def test_rows_of_equal_columns(self, columns, gathered):
+        """Their mean is the column, as of a loop by Welford's algorithm."""
+
+        def normalized(x, index):
+            x = x[:, index] if gathered else x
+            var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+            return (x - mean) * torch.rsqrt(var + 1e-5), var, mean
+
+        x = torch.randn(7, 1, device=GPU_TYPE).expand(7, columns).contiguous()
+        index = torch.arange(columns, device=GPU_TYPE)
+        with inductor_config.patch(LONG):
+            compiled = torch.compile(normalized, fullgraph=True)
+            (zero, var, mean), code = run_and_get_code(compiled, x, index)
+        self.assertIn(f"@triton_heuristics.{PERSISTENT}(", "\n".join(code))
+        self.assertEqual(mean, x[:, :1], atol=0, rtol=0)
+        self.assertEqual(int(zero.count_nonzero() + var.count_nonzero()), 0)
+
+    @parametrize("columns, dtype", ((1024, torch.float32), (1500, torch.bfloat16)))
+    def test_means_as_ever(self, columns, dtype):
+        """Of rows that upstream holds, and of types that do not show it."""
+        code = self.check(centered_norm, (3, columns), PERSISTENT, 2, dtype)
+        self.assertEqual(code.count("tl.sum("), 2)
+        code = self.check(centered_norm, (3, 1500), PERSISTENT, 2)
+        self.assertEqual(code.count("tl.sum("), 3)
+
     def test_longer_than_the_most(self):
         options = {"triton.persistent_reduction_max_numel": 2048}
         self.check(softmax_of_floats, (3, 2049), REDUCTION, **options)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Union
 
 from torch.utils._ordered_set import OrderedSet
 
+from . import config
 from .virtualized import V
 
 
@@ -59,7 +60,7 @@ def _of_kernel(
             if output.end_step == step:
                 yield output
                 continue
-            for read in each.read_writes.reads:
+            for read in each.read_writes.reads if config.inplace_buffers else ():
                 replaced = at_step.get(read.name)
                 if (
                     replaced is not None

@@ -49,7 +49,7 @@ from .row_accesses import (
     shared_by_rows,
     vector_columns,
 )
-from .row_program import RowProgram
+from .row_program import RowProgram, UPSTREAM_COLUMNS
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
@@ -85,8 +85,6 @@ COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
 # them, a looped one only those of its last block.
 MAX_PADDING = 1 / 3
-# Columns of a row, at most, that upstream's persistent inner reductions pad as they are.
-UPSTREAM_COLUMNS = 1024
 # Functions that are worth computing once.
 FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "pow")
 # Warps of a program whose row has more than so many columns, which is the most of one whose

@@ -153,6 +153,20 @@ def begins_within_vectors(features: SIMDKernelFeatures) -> bool:
     )
 
 
+def has_rows_of_full_precision(features: SIMDKernelFeatures) -> bool:
+    """Whether rows that are loaded, or gathered, have wider floating-point elements than
+    ``HALF_BYTES``."""
+
+    def is_full(dep: MemoryDep) -> bool:
+        dtype = V.graph.get_dtype(dep.name)
+        return dtype.is_floating_point and dtype.itemsize > HALF_BYTES
+
+    return any(
+        is_full(dep) and (dep.is_indirect() or is_of_rows(features, dep))
+        for dep in loaded(features)
+    )
+
+
 def reads_across_rows(features: SIMDKernelFeatures) -> bool:
     """
     Whether an input has a value for each row and column, and adjacent ones are of other

@@ -1,21 +1,32 @@
 """
 The programs of a persistent inner reduction, and what codegen does for them: when they load what
-rows share, and whether they mask rows.
+rows share, whether they mask rows, and how they compute the mean of a row.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
 from . import config
+from .row_accesses import has_rows_of_full_precision
+from .virtualized import ops, OpsWrapper, V
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import sympy
 
+    import torch
+
+    from .codegen.common import CSEVariable
     from .codegen.triton import TritonKernel
+
+
+# Columns of a row, at most, that upstream's persistent inner reductions pad as they are.
+UPSTREAM_COLUMNS = 1024
 
 
 class RowProgram(NamedTuple):
@@ -55,3 +66,38 @@ def loads_late(kernel: TritonKernel, index: sympy.Expr) -> bool:
         and free_symbol_is_type(index, SymT.R0_INDEX)
         and not free_symbol_is_type(index, SymT.XBLOCK)
     )
+
+
+def welford_of_rows(
+    kernel: TritonKernel, dtype: torch.dtype, value: CSEVariable, two_sums: Callable[..., Any]
+) -> tuple[CSEVariable, ...]:
+    """
+    Mean, sum of squared deviations and number of columns of each row of ``value``, as a
+    persistent kernel computes them: by ``two_sums`` of ``(dtype, value)``, or by three.
+
+    A thread adds its columns one after the other, so of a long row of equal values the mean is
+    off by several units in the last place. A norm multiplies that by up to 300, the root of its
+    epsilon, and a loop's Welford mean is exact there. What is left of the row has a mean
+    that says by how much. Half types do not show it.
+    """
+    columns = kernel.features.reduction_numel
+    if (
+        kernel.mix_order_reduction
+        or V.graph.sizevars.statically_known_leq(columns, UPSTREAM_COLUMNS)
+        or not has_rows_of_full_precision(kernel.features)
+    ):
+        return two_sums(dtype, value)
+
+    total = ops.reduction(dtype, dtype, "sum", value)
+    kernel.inside_reduction = False
+    rnumel = ops.index_expr(columns, dtype)
+    mean = ops.truediv(total, rnumel)
+    kernel.inside_reduction = True
+    rest = ops.reduction(dtype, dtype, "sum", ops.sub(value, mean))
+    kernel.inside_reduction = False
+    mean = ops.add(mean, ops.truediv(rest, rnumel))
+    kernel.inside_reduction = True
+    deviation = ops.sub(value, mean)
+    square = ops.mul(deviation, deviation)
+    deviations = ops.reduction(dtype, dtype, "sum", square)
+    return OpsWrapper._unwrap((mean, deviations, rnumel))
