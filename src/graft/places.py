@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,12 @@ SRC = Path(__file__).resolve().parents[1]
 
 ROOT = SRC.parent
 """The root of this repository."""
+
+
+def user_cache() -> Path:
+    """Where this user's caches of this tool are: what may go at any time."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "inductor-graft"
 
 
 def without_folders(text: str) -> str:

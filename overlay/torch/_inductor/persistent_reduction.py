@@ -435,7 +435,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
 def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """Of rows of up to 1024 columns that are inner by their hints; None: the runtime decides."""
     row = loops(features) if begins_within_vectors(features) else None
-    return row and row.pair(features.numel)
+    return row.pair(features.numel) if row else None
 
 
 def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from graft.cli import options
+from graft.cli import bytecode, options
 from graft.cli.bench_command import bench
 from graft.cli.models_command import models
 from graft.errors import FULL, READ_ONLY, GraftError, UsageError, refused
@@ -27,6 +27,7 @@ def graft() -> None:
 
 def main() -> None:
     """Run a command; print an error and what to do next; exit 0, 1 (a check failed) or 2."""
+    bytecode.keep()
     try:
         code = graft.main(prog_name="graft", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

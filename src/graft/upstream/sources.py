@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from graft.errors import GraftError, UsageError, nearest
+from graft.places import user_cache
 from graft.stack import Stack, commits
 from graft.stack.git import git
 from graft.stack.pins import Pin
@@ -75,8 +75,7 @@ def unpack(checkout: Path, pin: Pin, wanted: Sequence[str], folder: Path) -> Non
 
 def cache_folder(pin: Pin) -> Path:
     """Where the fetched tests of a pin are kept."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "inductor-graft" / f"pytorch-{pin.commit[:12]}"
+    return user_cache() / f"pytorch-{pin.commit[:12]}"
 
 
 def fetch(pin: Pin, wanted: Sequence[str], say: Callable[[str], None]) -> Path:
