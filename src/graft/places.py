@@ -15,7 +15,9 @@ ROOT = SRC.parent
 
 def user_cache() -> Path:
     """Where this user's caches of this tool are: what may go at any time."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):  # of a user without a home
+        cache = tempfile.gettempdir()
     return Path(cache) / "inductor-graft"
 
 

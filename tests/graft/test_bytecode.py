@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,9 @@ def test_without_the_package(tmp_path: Path) -> None:
     env = dict(REFUSED)
     bytecode.keep(env, "no_such_package")
     assert env == REFUSED
+
+
+def test_a_user_without_a_home(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert kept(**REFUSED)["PYTHONPYCACHEPREFIX"].startswith(tempfile.gettempdir())
