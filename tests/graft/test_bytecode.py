@@ -30,13 +30,14 @@ def kept(**env: str) -> dict[str, str]:
     return env
 
 
-def run(python: str, code: str, folder: Path, env: dict[str, str]) -> None:
-    subprocess.run([python, "-c", code], env={**env, "PYTHONPATH": str(folder)}, check=True)
+def run(code: str, folder: Path, env: dict[str, str]) -> None:
+    full = {**env, "PYTHONPATH": str(folder)}
+    subprocess.run([sys.executable, "-c", code], env=full, check=True)
 
 
 def test_a_process_writes_it_into_the_users_cache(package: Path, tmp_path: Path) -> None:
     env = kept(**REFUSED)
-    run(sys.executable, "import slow_to_compile", package.parent, env)
+    run("import slow_to_compile", package.parent, env)
     (written,) = (tmp_path / "cache").rglob("slow_to_compile/*.pyc")
     assert written.is_relative_to(tmp_path / "cache" / "inductor-graft" / "bytecode")
     assert not [*package.rglob("*.pyc")]
@@ -47,7 +48,6 @@ def test_what_changed_is_compiled_anew(package: Path) -> None:
     for value in (1, 22):
         (package / "__init__.py").write_text(f"A = {value}\n")
         run(
-            sys.executable,
             f"import slow_to_compile; assert slow_to_compile.A == {value}",
             package.parent,
             env,
@@ -55,7 +55,7 @@ def test_what_changed_is_compiled_anew(package: Path) -> None:
 
 
 def test_where_there_is_bytecode(package: Path) -> None:
-    run(sys.executable, "import slow_to_compile", package.parent, {})
+    run("import slow_to_compile", package.parent, {})
     assert [*package.rglob("*.pyc")]
     assert kept(**REFUSED) == REFUSED
 
