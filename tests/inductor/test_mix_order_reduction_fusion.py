@@ -15,6 +15,7 @@ from torch._inductor import metrics, mix_order_profit
 from torch._inductor.choices import InductorChoices
 from torch._inductor.device_model import DeviceModel, SM_90
 from torch._inductor.exc import InductorError
+from torch._inductor.gathers import loads_of
 from torch._inductor.mix_order_debug import debug_options, DebugOptions
 from torch._inductor.mix_order_profit import estimate, Work
 from torch._inductor.runtime.hints import DeviceProperties
@@ -337,6 +338,137 @@ class DebugOptionsTest(TestCase):
                 codes += run_and_get_code(f, x)[1]
         self.assertNotEqual(codes[0], codes[1])
         self.assertEqual(codes[0], codes[2])
+
+
+# Rows that an index gathers
+
+
+def window_norm_backward(g, index, xhat, rstd, weight):
+    """A LayerNorm's backward, where an index rolls the rows and columns of each image."""
+    g = g[:, index][:, :, index]
+    wg = g * weight
+    row = wg.mean(-1, keepdim=True)
+    dx = rstd * (wg - row - xhat * (wg * xhat).mean(-1, keepdim=True))
+    return dx, (g * xhat).sum((0, 1, 2)), g.sum((0, 1, 2))
+
+
+# of x [1000, 24] and index [20011]
+GATHERED_SUMS = {
+    "rows": lambda x, index: x[index].sum(0),
+    "index_select": lambda x, index: torch.index_select(x, 0, index).sum(0),
+    "embedding": lambda x, index: F.embedding(index[1:].view(2, -1), x).sum((0, 1)),
+    "squares": lambda x, index: (x[index] ** 2).mean(0),
+    "amax": lambda x, index: x[index].amax(0),
+    "two": lambda x, index: x.view(50, 20, 24)[index // 20, index % 20].sum(0),
+    "computed": lambda x, index: x[(index * 7 + 3) % 1000].sum(0),
+    "masked": lambda x, index: torch.where(index[:, None] > 300, x[index], 1.5).sum(0),
+    "of_each": lambda x, index: x.view(4, 250, 24)[:, index // 4].sum(1),
+}
+
+
+@instantiate_parametrized_tests
+class GatheredRowsTest(TestCase):
+    """Rows that an index gathers are reduced like rows in order: split, or fused."""
+
+    def setUp(self):
+        super().setUp()
+        torch._dynamo.reset()
+        metrics.reset()
+
+    def check(self, f, *args, tol=1e-4, **options):
+        with inductor_config.patch({"force_disable_caches": True, **options}):
+            actual, (code,) = run_and_get_code(torch.compile(f), *args)
+        exact = f(*(x.double() if x.is_floating_point() else x for x in args))
+        results = zip(actual, exact) if isinstance(exact, tuple) else [(actual, exact)]
+        for act, ref in results:
+            self.assertEqual(act.stride(), ref.stride())
+            scale = max(1.0, ref.abs().max().item())
+            self.assertEqual(act.double(), ref, atol=tol * scale, rtol=tol)
+        return code
+
+    def inputs(self, rows=20011, dtype=torch.float32):
+        x = torch.randn(1000, 24, device=GPU_TYPE).to(dtype)
+        return x, torch.randint(1000, (rows,), device=GPU_TYPE)
+
+    @parametrize("form", tuple(GATHERED_SUMS))
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_sums_are_split(self, form, dtype):
+        f = GATHERED_SUMS[form]
+        tol = 1e-4 if dtype == torch.float32 else 1e-2
+        code = self.check(f, *self.inputs(dtype=dtype), tol=tol)
+        self.assertEqual(metrics.generated_kernel_count, 2)
+        # a warp has adjacent columns, and what it wrote is read as it was written
+        FileCheck().check_regex(r"24, \d+\), \((\d+, )?1, \d+\)").run(code)
+
+    @parametrize(
+        "f",
+        (
+            lambda a, b: (a[:, None] - b).abs().sum(0),
+            lambda a, b: (b[:, None] - a).square().mean(1),
+            lambda a, b: torch.where(a[:, None] > 0, b.exp(), 2.0).amax(0),
+        ),
+    )
+    def test_sums_of_broadcasts_are_split(self, f):
+        """No input has an element for each that is summed."""
+        a, b = (torch.randn(n, device=GPU_TYPE) for n in (50021, 24))
+        self.check(f, a, b)
+        self.assertEqual(metrics.generated_kernel_count, 2)
+
+    def test_columns_are_split(self):
+        x = torch.randn(3, 2000, device=GPU_TYPE)
+        index = torch.randint(2000, (40013,), device=GPU_TYPE)
+        self.check(lambda x, index: x[:, index].sum(1), x, index)
+        self.assertEqual(metrics.generated_kernel_count, 2)
+
+    def test_dynamic_rows(self):
+        x, index = self.inputs()
+        torch._dynamo.mark_dynamic(index, 0)
+        self.check(GATHERED_SUMS["rows"], x, index)
+        self.assertEqual(metrics.generated_kernel_count, 2)
+
+    @parametrize(
+        "f, rows",
+        (
+            (GATHERED_SUMS["rows"], 30),
+            (lambda x, index: x[index].cumsum(0), 20011),
+        ),
+    )
+    def test_others_are_not(self, f, rows):
+        x, index = self.inputs(rows)
+        self.check(f, x, index)
+        self.assertEqual(metrics.generated_kernel_count, 1)
+
+    @parametrize("split_reductions", (False, True))
+    def test_sums_are_fused(self, split_reductions):
+        shape = 3, 14, 14, 96
+        g, xhat = (torch.randn(shape, device=GPU_TYPE) for _ in range(2))
+        index = torch.randperm(14, device=GPU_TYPE)
+        rstd = torch.rand(*shape[:-1], 1, device=GPU_TYPE)
+        weight = torch.randn(96, device=GPU_TYPE)
+        options = {**FUSE_SPLIT, "split_reductions": split_reductions}
+        self.check(window_norm_backward, g, index, xhat, rstd, weight, **options)
+        self.assertEqual(metrics.codegen_mix_order_reduction, 1)
+        # and one that finishes the sums over rows
+        self.assertEqual(metrics.generated_kernel_count, 2)
+
+    def test_loads(self):
+        """As they would be if their places were in order."""
+        i, j = sympy.symbols("i j", integer=True, nonnegative=True)
+
+        def inner_fn(loops):
+            i, j = loops
+            loaded = ops.load("index", 3 * i)
+            place = ops.indirect_indexing(loaded + ops.constant(1, torch.int64), 9)
+            computed = ops.indirect_indexing(ops.index_expr(j, torch.int64), 9)
+            rows = ops.load("x", 24 * place + j)
+            return rows + ops.load("y", computed + 9 * i) + ops.load("z", 9 * i + j)
+
+        index, rows, computed, direct = loads_of(inner_fn, [[i, j]])
+        self.assertEqual((rows.name, rows.index), ("x", 72 * i + j))
+        self.assertEqual(list(rows.places), [i])
+        self.assertEqual((computed.name, computed.index), ("y", 9 * i + j))
+        self.assertEqual(list(computed.places), [])
+        self.assertEqual((index.places, direct.places), (None, None))
 
 
 # Rows that lowering would split

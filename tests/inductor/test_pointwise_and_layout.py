@@ -302,6 +302,71 @@ class RealizeSlowFunctionsTest(TestCase):
         self.assertEqual(len(kernels(self.check(f, *inputs, computed=640))), 2)
         self.assertEqual(len(kernels(self.check(f, *inputs, computed=641))), 1)
 
+    def gathers_before(self, f, *inputs, dynamic=False):
+        """The code of `f`, whose last kernel gathers nothing."""
+        actual, code = self.compile(f, *inputs, dynamic=dynamic)
+        exact = f(*(x.double() if x.is_floating_point() else x for x in inputs))
+        self.assertEqual(actual.double(), exact, atol=1e-6, rtol=1e-6)
+        bias, last = kernels(code)
+        self.assertIn("tl.device_assert", bias)
+        self.assertNotIn("tl.device_assert", last)
+        return code
+
+    @parametrize("dynamic", (False, True))
+    @parametrize("contiguous", (False, True))
+    def test_bias_by_relative_position(self, contiguous, dynamic):
+        """Also of a permuted view: what reads it is coalesced."""
+
+        def f(scores, table, index):
+            bias = F.embedding(index, table).permute(2, 0, 1)
+            return (scores + (bias.contiguous() if contiguous else bias)).softmax(-1)
+
+        def by_view(scores, table, index):
+            bias = table[index.view(-1)].view(10, 10, -1).permute(2, 0, 1)
+            return (scores + bias.unsqueeze(0)).softmax(-1)
+
+        scores, table = self.randn(9, 4, 10, 10), self.randn(19, 4)
+        index = torch.randint(19, (10, 10), device=GPU_TYPE)
+        code = self.gathers_before(f, scores, table, index, dynamic=dynamic)
+        if not contiguous and not dynamic:
+            FileCheck().check("(10, 10, 4), (10, 1, 100)").run(code)
+            code = self.gathers_before(by_view, scores, table, index)
+            FileCheck().check("(100, 4), (1, 100)").run(code)
+        _, code = self.compile(f, scores, table, index, **{KNOB: False})
+        self.assertEqual(len(kernels(code)), 1)
+
+    def test_columns_that_are_gathered(self):
+        def f(x, table, index):
+            return x * table[:, index].expand(9, -1, -1)
+
+        index = torch.randint(50, (40,), device=GPU_TYPE)
+        self.gathers_before(f, self.randn(9, 8, 40), self.randn(8, 50), index)
+
+    @parametrize(
+        "f",
+        (
+            # a place for each row, whose elements adjoin
+            lambda x, table, index: x + table[index],
+            # computed, not loaded
+            lambda x, table, index: x + table[:, (torch.arange(24, device=x.device) * 5) % 24],
+            # of one element of a row
+            lambda x, table, index: x + table[:, 0][index].unsqueeze(-1),
+        ),
+    )
+    def test_other_gathers_where_they_are_read(self, f):
+        x, table = self.randn(64, 24, 24), self.randn(24, 24)
+        index = torch.randint(24, (24,), device=GPU_TYPE)
+        actual, code = self.compile(f, x, table, index)
+        self.assertEqual(actual, f(x, table, index))
+        self.assertEqual(len(kernels(code)), 1)
+
+    def test_sizes_that_stay(self):
+        def f(x, t):
+            return x + t.sin().expand(16, -1)
+
+        code = self.check(f, self.randn(16, 40), self.randn(40))
+        self.assertEqual(len(kernels(code)), 2)
+
     def test_gradients(self):
         x = self.randn(4, 4, 32, 16).requires_grad_()
         w = self.randn(4, 4, 32, 16)

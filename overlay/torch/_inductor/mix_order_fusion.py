@@ -1,5 +1,6 @@
 """What the scheduler asks of mix-order reductions, by one name."""
 
+from .gathers import gathered_whole as gathered_whole
 from .mix_order_inplace import inplace_reads as inplace_reads
 from .mix_order_inplace import read_before_written as read_before_written
 from .mix_order_plan import partials as partials

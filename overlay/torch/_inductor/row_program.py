@@ -88,14 +88,18 @@ def welford_of_rows(
     ):
         return two_sums(dtype, value)
 
-    total = ops.reduction(dtype, dtype, "sum", value)
+    def mean_of(value: CSEVariable) -> CSEVariable:
+        total = ops.reduction(dtype, dtype, "sum", value)
+        kernel.inside_reduction = False
+        quotient = ops.truediv(total, ops.index_expr(columns, dtype))
+        kernel.inside_reduction = True
+        return quotient
+
+    mean = mean_of(value)
+    rest = mean_of(ops.sub(value, mean))
     kernel.inside_reduction = False
+    mean = ops.add(mean, rest)
     rnumel = ops.index_expr(columns, dtype)
-    mean = ops.truediv(total, rnumel)
-    kernel.inside_reduction = True
-    rest = ops.reduction(dtype, dtype, "sum", ops.sub(value, mean))
-    kernel.inside_reduction = False
-    mean = ops.add(mean, ops.truediv(rest, rnumel))
     kernel.inside_reduction = True
     deviation = ops.sub(value, mean)
     square = ops.mul(deviation, deviation)

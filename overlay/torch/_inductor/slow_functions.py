@@ -5,25 +5,31 @@ What is pointwise is computed where it is read, again for each element of a tens
 it is broadcast to. For most functions that is cheaper than to load it. But the cosines
 of rotary embeddings, [tokens, channels], are read for each batch and head, and a cosine
 with the power that its angle is made of takes a hundred instructions and more. So does
-the scale of a block of values where it is a quotient in float64.
+the scale of a block of values where it is a quotient in float64. A gather along a row, as
+that of a bias by relative position, takes a load of eight bytes, the arithmetic of an index
+in int64, and a load that is not coalesced.
 """
 
 from __future__ import annotations
 
-from typing import Any, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 from unittest import mock
+
+import sympy
 
 import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
+from .dependencies import index_vars_squeeze
+from .gathers import gathers_along_rows
 from .ops_handler import OpCounterCSE
 from .utils import is_gpu, sympy_product
 from .virtualized import V
 
 
 if TYPE_CHECKING:
-    import sympy
+    from collections.abc import Sequence
 
     from .ir import Pointwise, TensorBox
 
@@ -48,8 +54,8 @@ MIN_COMPUTED = 1 << 22
 
 def realize_slow_functions(x: TensorBox, uses: int) -> None:
     """
-    Give ``x`` a kernel of its own if it computes a slow function and each of its elements
-    is used ``uses`` times, which are enough. What views a part of a tensor is as it was:
+    Give ``x`` a kernel of its own if it computes a slow function, or gathers, and each of
+    its elements is used ``uses`` times, which are enough. What views a part of a tensor is as it was:
     the rest might never be used.
     """
     from .ir import BaseView, get_device_type, Pointwise, StorageBox
@@ -72,9 +78,38 @@ def realize_slow_functions(x: TensorBox, uses: int) -> None:
         elements >= MIN_NUMEL
         and elements * uses >= MIN_COMPUTED
         and sizevars.statically_known_equals(sympy_product(x.get_size()), numel)
-        and computes_slow_function(box.data)
+        and (computes_slow_function(box.data) or gathers_along_rows(x))
     ):
         box.realize()
+        order = permuted_order(x)
+        if order is not None:
+            box.freeze_layout_with_fill_order(order)
+
+
+def permuted_order(x: TensorBox) -> Optional[list[int]]:
+    """
+    The dimensions of what ``x`` is a view of, the one that the innermost dimension of ``x``
+    moves along first, so that what reads the view is coalesced. None if they are so.
+    """
+    from .ir import BaseView
+
+    (loops,), _ = index_vars_squeeze(x.get_size())
+    depths = {loop: depth for depth, loop in enumerate(loops)}
+    view, places = x.data, loops
+    while isinstance(view, BaseView):
+        places = view.make_reindexer()(places)
+        view = view.data
+
+    def innermost(dimension: int) -> int:
+        symbols = sympy.sympify(places[dimension]).free_symbols
+        return max((depths.get(each, -1) for each in symbols), default=-1)
+
+    dimensions = [*reversed(range(len(places)))]
+    moved = [each for each in dimensions if innermost(each) >= 0]
+    order = sorted(moved, key=innermost, reverse=True)
+    if order == moved:
+        return None
+    return order + [each for each in dimensions if each not in moved]
 
 
 def computes_slow_function(data: Pointwise) -> bool:
