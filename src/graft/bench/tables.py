@@ -269,13 +269,14 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
     Raises GraftError for a result without stock and patched.
     """
     lines: list[list[str]] = []
+    kinds = {(title, row.get("group")) for title, result in files for row in result["rows"]}
     for title, result in files:
         if not {"stock", "patched"} <= set(result["contenders"]):
             found = ", ".join(result["contenders"])
             raise GraftError(f"{title}: a summary is of stock and patched, not of {found}")
         steps = any("triton_us" in time for row in result["rows"] for time in row["times"].values())
         groups: dict[str, list[results.Row]] = {}
-        several = len({row.get("group") for row in result["rows"]}) > 1
+        several = sum(of == title for of, _ in kinds) > 1
         for row in result["rows"]:
             name = f"{row['case']}, {row['dtype']}"
             if steps:
