@@ -452,6 +452,27 @@ class GatheredRowsTest(TestCase):
         gathering = ["tl.device_assert" in each for each in code.split("@triton.jit")]
         self.assertEqual(sum(gathering), 1)
 
+    @parametrize(
+        "f",
+        (
+            lambda x: (x.cumsum(0), x.sum(1)),
+            lambda x: (x.cumsum(1), x.sum(0)),
+            lambda x: (x.logcumsumexp(1), x.amax(1), x.amin(0)),
+            lambda x: (x.softmax(1).cumsum(1), x.sum(0)),
+            lambda x: (F.layer_norm(x, (24,)), x.sum(0), x.cumsum(1)),
+        ),
+    )
+    @parametrize("rows", (24, 301))
+    @parametrize("gathered", (False, True))
+    def test_scans_beside_sums(self, f, rows, gathered):
+        """They have the loops of a mix-order reduction, also of a square."""
+        x, index = self.inputs(rows)
+        options = {**FUSE_SPLIT, "split_reductions": False}
+        if gathered:
+            self.check(lambda x, index: f(x[index]), x, index, **options)
+        else:
+            self.check(f, x[index], **options)
+
     def test_loads(self):
         """As they would be if their places were in order."""
         i, j = sympy.symbols("i j", integer=True, nonnegative=True)

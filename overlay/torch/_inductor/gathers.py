@@ -164,11 +164,14 @@ _whole: weakref.WeakKeyDictionary[BaseSchedulerNode, OrderedSet[str]] = (
 
 def gathered_whole(node: BaseSchedulerNode) -> OrderedSet[str]:
     """The buffers of which a reduction in ``node`` gathers an element for each of its loops."""
+    # a circle: ir imports this module in turn
+    from .ir import Reduction
+
     if node not in _whole:
         _whole[node] = OrderedSet(
             gather.name
             for each in node.get_nodes()
-            if each.is_reduction()
+            if each.is_reduction() and isinstance(each.node.data, Reduction)  # no scan
             for gather in gathers_of_all(*_whole_reduction(each.node))
         )
     return _whole[node]

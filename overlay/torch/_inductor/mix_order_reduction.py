@@ -125,8 +125,16 @@ def splits_agree(*nodes: BaseSchedulerNode) -> bool:
     """
     Whether the reductions of ``nodes`` are all split in two layers over the same
     ranges, or none is. Only then do they have one ``[xnumel, rnumel]``: layers of
-    different reductions can have the same loops.
+    different reductions can have the same loops. A scan or a sort, which counts as a
+    reduction, has none.
     """
+    if any(
+        isinstance(snode.node, ir.ComputedBuffer)
+        and isinstance(snode.node.data, (ir.Scan, ir.Sort))
+        for node in nodes
+        for snode in node.get_nodes()
+    ):
+        return False
     domains = OrderedSet(
         None
         if snode.node._split_size is None

@@ -176,7 +176,7 @@ class _Recorder(DefaultHandler):
         kept, reduced = Width.ROWS, Width.COLUMNS
         if side == "partial":
             kept, reduced = reduced, kept
-        if not isinstance(buffer.data, ir.Reduction):
+        if not node.is_reduction():
             node._body(self._symbols(node._body.sizes[0]), [])
         elif buffer._original_inner_fn is None:
             iteration, reduction = node._body.sizes

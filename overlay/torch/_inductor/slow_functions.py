@@ -29,8 +29,6 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .ir import Pointwise, TensorBox
 
 
