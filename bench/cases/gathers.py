@@ -132,22 +132,23 @@ def _columns_bytes(shape, dtype):
 
 def _rolled_bytes(shape, dtype):
     batch, side, channels = shape
-    return batch * side**2 * channels * dtype.itemsize + channels * 4
+    return batch * side**2 * channels * dtype.itemsize + side * 8 + channels * 4
 
 
 def _norm_bytes(shape, dtype):
     batch, side, channels = shape
     rows = batch * side**2
-    return rows * channels * (dtype.itemsize + 12) + rows * 4 + channels * 12
+    return rows * channels * (dtype.itemsize + 12) + rows * 4 + channels * 12 + side * 8
 
 
 def _window_bytes(shape, dtype):
-    return 2 * numel(shape) * WINDOW**4 * dtype.itemsize
+    table = (2 * WINDOW - 1) ** 2 * shape[1] * 4 + WINDOW**4 * 8
+    return 2 * numel(shape) * WINDOW**4 * dtype.itemsize + table
 
 
 def _position_bytes(shape, dtype):
     batch, heads, length = shape
-    return 2 * batch * heads * length**2 * dtype.itemsize
+    return 2 * batch * heads * length**2 * dtype.itemsize + 32 * heads * 4 + length**2 * 8
 
 
 HALF_AND_FULL = ("bf16", "fp32")
