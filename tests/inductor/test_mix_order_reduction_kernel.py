@@ -297,12 +297,26 @@ class RowResultTest(MixOrderTestCase):
 
 
 class WorkspaceReuseTest(MixOrderTestCase):
-    """The workspace is freed before the epilogue of the same node allocates."""
+    """The workspace is freed before the epilogue of the same node allocates, and at once."""
 
     def test_workspace_of_one_split(self):
         # one split of float32 partials is as large as the epilogue's float32 output
         x = torch.randn(16, 96, device=GPU_TYPE).bfloat16()
         self.check(lambda x: (x.sum(0).float(), x.sum(1)), x)
+
+    def test_freed_while_a_product_runs(self):
+        """Another kernel's workspace would be as large."""
+
+        def f(x, weight):
+            y = (x * x.sum(0)) @ weight
+            return x.sum(1), y.sum(0), y.sum(1)
+
+        x = torch.randn(1030, 96, device=GPU_TYPE)
+        weight = torch.randn(96, 96, device=GPU_TYPE)
+        code = self.check(f, x, weight, fused=2)
+        FileCheck().check("del workspace_0").check("extern_kernels").check(
+            "workspace_1 = empty_strided"
+        ).run(code)
 
 
 class NumericsEpilogueTest(MixOrderTestCase):

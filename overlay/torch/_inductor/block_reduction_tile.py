@@ -35,6 +35,7 @@ from .runtime.launch_plan import LaunchPlan
 from .runtime.registers import THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .tiling_utils import has_indirect_access
+from .upstream_names import WARPS_ALONG_INNERMOST
 from .utils import get_dtype_size, sympy_product, sympy_subs
 from .virtualized import V
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codegen.simd_kernel_features import SIMDKernelFeatures
+    from .codegen.triton import IndexingOptions, TritonKernel
     from .tiling_utils import CoalesceVarAnalysis, FusedNormalizedReadsWrites
 
 
@@ -331,3 +333,30 @@ def choose_tile(
         num_warps,
         {name: lane * a.itemsize for a in main_reads for name in a.buffers},
     )
+
+
+def codegen_tile_load(
+    kernel: TritonKernel, line: str, name: str, var: str, indexing: IndexingOptions
+) -> str:
+    """
+    ``line``, which loads ``name`` from ``var``, with warps along what continues the blocks of
+    a block reduction. Where Triton has them along the innermost dimension, which is the
+    block, that is outermost while a tile is loaded.
+    """
+    # of a BlockReductionKernel
+    tile = getattr(kernel, "tile_in_reduction", None)
+    if not (
+        WARPS_ALONG_INNERMOST
+        and tile
+        and name in tile.alignment
+        and "YBLOCK" in tile.blocks
+    ):
+        return line
+    index, mask = indexing.index_str, indexing.mask_str
+    begin = f"tl.load({var} + ({index}), {mask}"
+    assert line.startswith(begin), line
+    hints = line[len(begin) :]
+    if mask != "None":
+        mask = f"tl.permute({mask}, (2, 0, 1))"
+    load = f"tl.load({var} + (tl.permute({index}, (2, 0, 1))), {mask}{hints}"
+    return f"tl.permute({load}, (1, 2, 0))"

@@ -172,12 +172,12 @@ def gathered_whole(node: BaseSchedulerNode) -> OrderedSet[str]:
             gather.name
             for each in node.get_nodes()
             if each.is_reduction() and isinstance(each.node.data, Reduction)  # no scan
-            for gather in gathers_of_all(*_whole_reduction(each.node))
+            for gather in gathers_of_all(*whole_reduction(each.node))
         )
     return _whole[node]
 
 
-def _whole_reduction(buffer: ComputedBuffer) -> tuple[Any, ...]:
+def whole_reduction(buffer: ComputedBuffer) -> tuple[Any, ...]:
     """What ``buffer`` reduces, and its sizes; of two layers those of the whole."""
     if buffer._original_inner_fn is None:
         data = buffer.data

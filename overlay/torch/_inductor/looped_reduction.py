@@ -96,6 +96,9 @@ ONE_LOAD = VECTOR_BYTES // 2
 # Columns of a row that takes two blocks of programs of four warps at most, or four of eight
 # warps: longer ones, and those of wider types, are as often slower with fewer warps.
 SHORT_COLUMNS = 4096
+# Of pointwise kernels: as many columns as a thread loads at once of a half type, in the block
+# that the runtime gives a loop.
+ROW_LOOP = LoopConfig(columns_per_thread=8, num_warps=8)
 # Columns of a row of one tensor that one loop reads, at most: of the runtime's block of 4096,
 # a shorter row leaves more masked. Of one that has no vectors, those of such a block.
 ONE_LOOP_COLUMNS = 3072
@@ -403,7 +406,12 @@ def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConf
 
 
 def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
-    """Of a looped inner reduction; None where the runtime decides."""
+    """
+    Of a looped inner reduction, or of a pointwise kernel that loops over rows; None where
+    the runtime decides.
+    """
+    if not features.reduction_nodes():
+        return ROW_LOOP
     properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
     if properties.type != "cuda":
         return None

@@ -103,7 +103,8 @@ def decides_by_cost(device: Optional[torch.device]) -> bool:
     persistent programs, as they were when it was fitted, and the GPU is known.
     """
     return (
-        config.triton.mix_order_reduction_cost_model
+        not config.triton.mix_order_reduction_non_strict_mode
+        and config.triton.mix_order_reduction_cost_model
         and device is not None
         and splits_rows(DeviceProperties.create(device))
         and device_model(device).memory_GBs is not None

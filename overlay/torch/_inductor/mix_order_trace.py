@@ -27,6 +27,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.symbol import make_symbol, SymT
 
 from . import ir
+from .gathers import whole_reduction
 from .ops_handler import DefaultHandler
 from .virtualized import V
 
@@ -184,11 +185,10 @@ class _Recorder(DefaultHandler):
         else:
             # its loops are those of one layer of two: take the whole reduction
             data = buffer.data
+            inner_fn, iteration, reduction = whole_reduction(buffer)
+            loops = self._symbols(iteration, kept), self._symbols(reduction, reduced)
             with patch.object(ir.FlexibleLayout, "allow_indexing", True):
-                value = buffer._original_inner_fn(
-                    self._symbols(buffer._original_ranges or (), kept),
-                    self._symbols(buffer._original_reduction_ranges or (), reduced),
-                )
+                value = inner_fn(*loops)
             result = self.reduction(
                 data.dtype, data.src_dtype, data.reduction_type, value.value
             )

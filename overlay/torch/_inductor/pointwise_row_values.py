@@ -14,7 +14,8 @@ from typing import Optional, TYPE_CHECKING, Union
 
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from .pointwise_rows import ROW_LOOP
+from .block_reduction_tile import codegen_tile_load
+from .looped_reduction import ROW_LOOP
 from .utils import sympy_subs
 
 
@@ -118,4 +119,4 @@ def codegen_load(
 ) -> str:
     """``line``, which loads ``name`` from ``pointer``, or what stands for it."""
     line = codegen_row_value(kernel, pointer, indexing) or line
-    return kernel.codegen_tile_load(line, name, pointer, indexing)
+    return codegen_tile_load(kernel, line, name, pointer, indexing)

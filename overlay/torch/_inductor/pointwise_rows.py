@@ -26,7 +26,7 @@ from . import config
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .looped_reduction import MAX_ACCESSES, SHORT_COLUMNS
-from .looped_rows import FEW_ROWS, LoopConfig
+from .looped_rows import FEW_ROWS
 from .mix_order_accesses import accessed_numel
 from .persistent_reduction import FUNCTIONS
 from .row_accesses import adjacent_columns, largest_divisor
@@ -38,13 +38,9 @@ from .virtualized import V
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .codegen.simd_kernel_features import SIMDKernelFeatures
     from .scheduler import SchedulerNode
 
 
-# As many columns as a thread loads at once of a half type, in the block that the runtime
-# gives a loop.
-ROW_LOOP = LoopConfig(columns_per_thread=8, num_warps=8)
 # Issue slots of an element, up to whose time in bytes a kernel with one index waits for what
 # it computes: a slow function, a quotient and what rows share are 24 to 43. One that waits
 # for memory has more loads in flight than a loop.
@@ -133,8 +129,3 @@ def moved_bytes(whole: Sequence[MemoryDep], nodes: Sequence[SchedulerNode]) -> i
 def is_of_rows(dep: MemoryDep, rows: sympy.Expr) -> bool:
     """Whether ``dep`` reads a value for each row."""
     return V.graph.sizevars.statically_known_equals(accessed_numel(dep), rows)
-
-
-def row_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
-    """Of a pointwise kernel's loop over rows; None of other kernels."""
-    return None if features.reduction_nodes() else ROW_LOOP

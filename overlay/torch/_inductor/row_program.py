@@ -5,12 +5,15 @@ rows share, whether they mask rows, and how they compute the mean of a row.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
 from . import config
+from .looped_reduction import loop_config
 from .row_accesses import has_rows_of_full_precision
+from .runtime.launch_plan import LaunchPlan
 from .virtualized import ops, OpsWrapper, V
 
 
@@ -55,6 +58,18 @@ def whole_rows(kernel: TritonKernel) -> Optional[int]:
         or config.coordinate_descent_tuning
     )
     return program.rows if program and program.loads_late and not autotuned else None
+
+
+def add_launch_plan(kernel: TritonKernel, inductor_meta: dict[str, Any]) -> None:
+    """Tell the runtime of the programs of an inner reduction, persistent or looped."""
+    if program := kernel.row_program():
+        LaunchPlan(
+            rows=program.rows,
+            num_warps=program.num_warps,
+            whole_programs=whole_rows(kernel) is not None,
+        ).add_to(inductor_meta)
+    elif kernel.inside_reduction and (loop := loop_config(kernel)):
+        LaunchPlan(loop=dataclasses.astuple(loop)).add_to(inductor_meta)
 
 
 def loads_late(kernel: TritonKernel, index: sympy.Expr) -> bool:

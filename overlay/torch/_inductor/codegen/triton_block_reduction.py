@@ -8,11 +8,10 @@ and only then along x.
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 from ..block_reduction_order import YFirstTile
 from ..runtime import triton_heuristics
-from ..upstream_names import WARPS_ALONG_INNERMOST
 from ..vector_width import limit_alignment
 from ..virtualized import V
 from .triton import TritonKernel
@@ -20,8 +19,8 @@ from .triton import TritonKernel
 
 if TYPE_CHECKING:
     from ..block_reduction_tile import BlockReductionTile
+    from ..utils import IndentedBuffer
     from .simd import IterationRangesRoot
-    from .triton import IndexingOptions
 
 
 class BlockReductionKernel(TritonKernel):
@@ -68,37 +67,17 @@ class BlockReductionKernel(TritonKernel):
             )
         )
 
-    def codegen_tile_load(
-        self, line: str, name: str, var: str, indexing: IndexingOptions
-    ) -> str:
-        """
-        ``line`` with warps along what continues the blocks. Where Triton has them along the
-        innermost dimension, which is the block, that is outermost while a tile is loaded.
-        """
-        tile = self.block_reduction_tile if self.inside_reduction else None
-        if not (
-            WARPS_ALONG_INNERMOST
-            and tile
-            and self.persistent_reduction
-            and name in tile.alignment
-            and "YBLOCK" in tile.blocks
-        ):
-            return line
-        index, mask = indexing.index_str, indexing.mask_str
-        begin = f"tl.load({var} + ({index}), {mask}"
-        assert line.startswith(begin), line
-        hints = line[len(begin) :]
-        if mask != "None":
-            mask = f"tl.permute({mask}, (2, 0, 1))"
-        load = f"tl.load({var} + (tl.permute({index}, (2, 0, 1))), {mask}{hints}"
-        return f"tl.permute({load}, (1, 2, 0))"
+    @property
+    def tile_in_reduction(self) -> Optional[BlockReductionTile]:
+        """The tile, while a persistent reduction is written."""
+        if not (self.inside_reduction and self.persistent_reduction):
+            return None
+        return self.block_reduction_tile
 
-    def add_tile_meta(
-        self, triton_meta: dict[str, Any], inductor_meta: dict[str, Any]
-    ) -> None:
-        tile = self.block_reduction_tile
-        if not (tile and self.persistent_reduction and self.inside_reduction):
-            return
-        tile.launch_plan().add_to(inductor_meta)
-        _, _, signature, _ = self.args.python_argdefs()
-        limit_alignment(triton_meta["configs"][0], signature, tile.alignment)
+    def codegen_prologue(self, code: IndentedBuffer) -> None:
+        # what codegen_kernel says of the kernel and its arguments is there by now
+        if self.triton_meta and self.inductor_meta and (tile := self.tile_in_reduction):
+            tile.launch_plan().add_to(self.inductor_meta)
+            _, _, signature, _ = self.args.python_argdefs()
+            limit_alignment(self.triton_meta["configs"][0], signature, tile.alignment)
+        super().codegen_prologue(code)

@@ -233,11 +233,15 @@ class MixOrderKernel(TritonKernel):
         self.cse.invalidate(OrderedSet(keep))
         self.row_pass += 1
 
+    def codegen_prologue(self, code: IndentedBuffer) -> None:
+        # what codegen_kernel says of the arguments is there by now
+        if self.triton_meta and self.row_split:
+            self.limit_alignment(*self.triton_meta["configs"])
+        super().codegen_prologue(code)
+
     def limit_alignment(self, attributes: Any) -> None:
         """Lower what ``attributes`` say of the arguments, as far as fewer columns a thread
         are better."""
-        if self.row_split is None:
-            return
         _, _, signature, _ = self.args.python_argdefs()
         if debug_options().even_vectors:
             even_vectors(attributes, signature, self.features)
