@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.devtools import fuzz
-from graft.devtools.programs import Input, Program, Step, generate, prune, smaller
+from graft.devtools.programs import Input, Program, Step, generate, generate_scans, prune, smaller
 from graft.stack import pins
 from graft.stack.git import blob_id
 
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 seeds = st.integers(0, 2**32).map(random.Random)
 small_programs = seeds.map(lambda rnd: generate(rnd, "small"))
 full_programs = seeds.map(lambda rnd: generate(rnd, "full"))
+scans = seeds.map(lambda rnd: generate_scans(rnd, "small"))
 
 
 def make(program: Program, widen: bool = False) -> list[torch.Tensor]:
@@ -35,8 +36,8 @@ def make(program: Program, widen: bool = False) -> list[torch.Tensor]:
     return [t.double() if widen and t.is_floating_point() else t for t in tensors]
 
 
-@given(small_programs)
-@settings(max_examples=60, deadline=None)
+@given(small_programs | scans)
+@settings(max_examples=90, deadline=None)
 def test_a_program_is_python_that_runs_and_reads_what_it_is_given(program: Program) -> None:
     ast.parse(str(program))
     outputs = program.function()(*make(program))
@@ -49,8 +50,8 @@ def test_a_program_is_python_that_runs_and_reads_what_it_is_given(program: Progr
     assert {x.name for x in program.inputs} <= used
 
 
-@given(small_programs)
-@settings(max_examples=30, deadline=None)
+@given(small_programs | scans)
+@settings(max_examples=40, deadline=None)
 def test_smaller_programs_run_and_are_smaller(program: Program) -> None:
     def size(p: Program) -> tuple[int, int, int, int]:
         elements = sum(torch.Size(x.shape).numel() for x in p.inputs)
@@ -58,7 +59,7 @@ def test_smaller_programs_run_and_are_smaller(program: Program) -> None:
         wide = sum(x.dtype != "float32" for x in p.inputs)
         return len(p.outputs) + len(p.steps) + len(p.inputs) + plain + wide, elements, 0, p.dynamic
 
-    for candidate in smaller(program):
+    for candidate in smaller(program):  # one whose index is out of range would not run
         assert candidate != program
         assert size(candidate) <= size(program) or not candidate.dynamic
         candidate.function()(*make(candidate))
@@ -73,6 +74,37 @@ def test_no_smaller_program_takes_the_variance_of_integers() -> None:
         candidate.function()(*make(candidate))
 
 
+def test_no_smaller_program_looks_up_what_is_not_there() -> None:
+    inputs = (Input("x0", (4, 2), "float32"), Input("x1", (8,), "int64", below=8))
+    steps = (Step("v0", "x0.repeat_interleave(2, 0)"), Step("v1", "v0[~x1]"))
+    found = list(smaller(Program(inputs, steps, ("v1",))))
+    assert found
+    for candidate in found:
+        candidate.function()(*make(candidate))
+    assert not any(len(candidate.steps) < 2 and "[" in str(candidate) for candidate in found)
+
+
+def test_scans_meet_lookups_sorts_and_sums_of_either_dimension() -> None:
+    texts = [str(fuzz.graph(1, index, "scans")[0]) for index in range(200)]
+    for parts in (
+        (".cumsum(0)", ".sum(1"),
+        (".cumsum(1)", ".sum(0"),
+        (".gather(", ".cumsum(", ".sum("),
+        (".sort(", ".sum("),
+        ("[x", ".cumsum("),
+        ("[:, ~x",),
+    ):
+        assert any(all(part in text for part in parts) for text in texts), parts
+    assert sum("cum" in text for text in texts) > 60
+
+
+def test_an_index_is_in_range_and_grows() -> None:
+    index = Input("x1", (100,), "int32", row_axis=0, below=7)
+    made = index.make("cpu", torch.Generator().manual_seed(0), grow=20)
+    assert made.shape == (120,)
+    assert set(made.tolist()) == set(range(7))
+
+
 @given(full_programs)
 @settings(max_examples=60, deadline=None)
 def test_full_size_is_what_default_mode_asks_for(program: Program) -> None:
@@ -85,6 +117,9 @@ def test_a_number_of_a_seed_is_always_the_same_graph() -> None:
     assert fuzz.graph(3, 14, "both") != fuzz.graph(3, 16, "both")
     assert fuzz.graph(3, 15, "both")[1] == fuzz.NON_STRICT
     assert fuzz.graph(3, 14, "both")[1] == fuzz.DEFAULT
+    assert fuzz.graph(3, 14, "scans") == fuzz.graph(3, 14, "scans")
+    assert fuzz.graph(3, 14, "scans")[1] == fuzz.NON_STRICT
+    assert fuzz.graph(3, 14, "full-scans")[1] == fuzz.DEFAULT
 
 
 def test_prune_keeps_updates_in_place() -> None:

@@ -124,6 +124,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         tl.store(target + tl.arange(0, 8), total)
 
     @triton.jit
+    def unrolled_kernel(source, target, count: tl.constexpr):
+        total = tl.full([8], 0, tl.float32)
+        for i in tl.static_range(0, count):
+            total = total + tl.load(source + 8 * i + tl.arange(0, 8))
+        tl.store(target + tl.arange(0, 8), total)
+
+    @triton.jit
     def prefetch_kernel(source, target, offset, size):
         first = source.to(tl.int64) + offset + tl.program_id(0)
         tl.inline_asm_elementwise(
@@ -379,11 +386,13 @@ def test_scan(lab: LabProcess) -> None:
     assert lab("scan")
 
 
-def in_lab_carried(dtype: str) -> str:
+def in_lab_carried(dtype: str, unrolled: bool = False) -> str:
     source = torch.ones(3, 8, dtype=getattr(torch, dtype))
     target = torch.empty(8, dtype=source.dtype)
     try:
-        launch(carried_kernel, source=source, target=target, count=3)
+        launch(
+            unrolled_kernel if unrolled else carried_kernel, source=source, target=target, count=3
+        )
     except builder.LoopTypeError as error:
         return error.message
     return str(target.tolist()[0])
@@ -419,6 +428,7 @@ def test_a_type_that_changes_in_a_loop_is_refused_as_the_compiler_does(lab: LabP
     assert lab("carried", "float32") == "3.0"
     assert lab("carried", "float16") == "3.0"
     assert "loop-carried variable total" in lab("carried", "float64")
+    assert lab("carried", "float64", True) == "3.0"
 
 
 def in_lab_poison() -> Any:

@@ -4,8 +4,9 @@
     python -m graft.devtools.fuzz --seed 1 --graphs 40 --device lab --out rows.jsonl
 
 On a GPU, graphs with an even number are of full size in default mode, odd ones are small and in
-non-strict mode; `--mode` picks one. In the lab all are small, in non-strict mode, and run under
-Triton's interpreter. Graph number `i` of a seed is always the same graph.
+non-strict mode; `--mode` picks one, or another family: `graph` says which there are. In the lab
+all are small, in non-strict mode, and run under Triton's interpreter. Graph number `i` of a seed is
+always the same graph.
 
 What a right graph is, `graft.lab.numerics` says.
 
@@ -32,7 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from graft.devtools.programs import Program, generate, generate_sums, smaller
+from graft.devtools.programs import Program, generate, generate_scans, generate_sums, smaller
 from graft.errors import first_line
 from graft.lab.numerics import DEFAULT, NON_STRICT, Machine, Outcome, compare
 
@@ -41,7 +42,7 @@ GROWTH = {"small": 5, "full": 37}
 GRAPH_TIMEOUT_S = 180
 # A failure's smallest program is looked for with at most this many compilations.
 SHRINK_TRIES = 40
-MODES = ("default", "non-strict", "both", "sums", "full-sums")
+MODES = ("default", "non-strict", "both", "sums", "full-sums", "scans", "full-scans")
 
 
 def _inputs(machine: Machine, program: Program, seed: int, grow: int = 0) -> list[Any]:
@@ -159,8 +160,14 @@ def graph(seed: int, index: int, mode: str) -> tuple[Program, dict[str, Any]]:
     """Graph number `index` of a seed, with the options that it is compiled with.
 
     `mode` is "default", "non-strict", or "both": even numbers default, odd ones non-strict.
-    "sums" and "full-sums" are graphs that sum what they write over its rows.
+    "sums" and "full-sums" are graphs that sum what they write over its rows, "scans" and
+    "full-scans" ones that scan, sort and look up beside their reductions.
     """
+    if mode in ("scans", "full-scans"):
+        rnd = random.Random(f"scans:{seed}:{index}")
+        if mode == "scans":
+            return generate_scans(rnd, "small"), NON_STRICT
+        return generate_scans(rnd, "full"), DEFAULT
     if mode in ("sums", "full-sums"):
         rnd = random.Random(f"sums:{seed}:{index}")
         return generate_sums(rnd, "small" if mode == "sums" else "full"), NON_STRICT

@@ -1,7 +1,8 @@
 """Random graphs with reductions over the leading and the trailing dimensions of one tensor.
 
-A `Program` is plain data and prints as a PyTorch function. `generate` makes one from a source of
-random numbers; `smaller` proposes simpler ones, for finding the smallest that still fails.
+A `Program` is plain data and prints as a PyTorch function. `generate`, `generate_sums` and
+`generate_scans` make one from a source of random numbers; `smaller` proposes simpler ones, for
+finding the smallest that still fails.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ FULL_ELEMENTS = 40_000_000
 class Input:
     """An argument: `layout` is contiguous, transposed (stored with its dimensions reversed) or
     sliced (a part of a larger tensor); `row_axis` is the dimension that grows in the second run
-    of a dynamic program, or None."""
+    of a dynamic program, or None. An index has a size that it is `below`."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     layout: str = "contiguous"
     row_axis: int | None = None
+    below: int | None = None
 
     def make(self, device: str, generator: torch.Generator, grow: int = 0) -> torch.Tensor:
-        """Values in [-1, 1], or integers that float32 cannot hold; `grow` more rows."""
+        """Values in [-1, 1], an index, or integers that float32 cannot hold; `grow` more rows."""
         shape = list(self.shape)
         if self.row_axis is not None:
             shape[self.row_axis] += grow
@@ -59,9 +61,10 @@ class Input:
         if self.dtype == "bool":
             values = torch.rand(stored, generator=generator, device=generator.device) > 0.5
         elif self.dtype in INTEGERS:
-            high = 2**40 if self.dtype == "int64" else 2**20
+            high = self.below or (2**40 if self.dtype == "int64" else 2**20)
+            low = 0 if self.below else -high
             values = torch.randint(
-                -high, high, stored, generator=generator, device=generator.device, dtype=dtype
+                low, high, stored, generator=generator, device=generator.device, dtype=dtype
             )
         else:
             values = torch.rand(stored, generator=generator, device=generator.device) * 2 - 1
@@ -69,6 +72,12 @@ class Input:
         if self.layout == "transposed":
             return values.permute(*range(values.dim() - 1, -1, -1))
         return values[..., 1 : shape[-1] + 1] if self.layout == "sliced" else values
+
+    def meta(self) -> torch.Tensor:
+        """Without values; what an index is below is an attribute, for `_AsOnADevice`."""
+        made = torch.empty(self.shape, dtype=getattr(torch, self.dtype), device="meta")
+        made.below = self.below  # type: ignore[attr-defined]
+        return made
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Program:
         """A file that runs it, for a person to paste."""
         inputs = [
             f"{x.name} = ...  # {x.dtype}{list(x.shape)}"
+            + (f", below {x.below}" if x.below else "")
             + (f", {x.layout}" if x.layout != "contiguous" else "")
             + (
                 f", dimension {x.row_axis} dynamic"
@@ -140,6 +150,43 @@ class _Value:
         return self.dtype in FLOATS
 
 
+_REFUSALS = (
+    RuntimeError, IndexError, TypeError, NotImplementedError, ValueError, AssertionError,
+)  # fmt: skip
+
+
+class _AsOnADevice(TorchFunctionMode):
+    """Refuses what only meta tensors do: the variance of integers, a sort along a dimension that is
+    not there, an index out of range."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        if name in ("var", "std") and not args[0].is_floating_point():
+            raise TypeError(f"{name} of {args[0].dtype}")
+        if name == "sort":
+            args[0].size(args[1])
+        for size, index in _looked_up(name, args):
+            if (getattr(index, "below", None) or 0) > size:
+                raise IndexError(f"{name} of {size}, below {index.below}")
+        result = func(*args, **(kwargs or {}))
+        if name == "__invert__":  # counts from the end
+            result.below = getattr(args[0], "below", None)
+        return result
+
+
+def _looked_up(name: str, args: Any) -> Iterator[tuple[int, Any]]:
+    """What is looked up in which size."""
+    match name, args:
+        case "__getitem__", (x, tuple() as indices):
+            yield from zip(x.shape, indices)
+        case ("__getitem__", (x, index)) | ("embedding", (index, x)):
+            yield x.shape[0], index
+        case "index_select" | "gather", (x, dim, index):
+            yield x.shape[dim], index
+
+
 class _Builder:
     """Adds steps, each tried on meta tensors first: what PyTorch refuses is not added."""
 
@@ -149,13 +196,14 @@ class _Builder:
         self.values: dict[str, _Value] = {}
         self.meta: dict[str, torch.Tensor] = {}
         for x in inputs:
-            self.meta[x.name] = torch.empty(x.shape, dtype=getattr(torch, x.dtype), device="meta")
+            self.meta[x.name] = x.meta()
             self.values[x.name] = _Value(x.name, x.shape, x.dtype, exact=True)
 
     def add(self, expression: str, exact: bool = False) -> _Value | None:
         try:
-            result = eval(expression, {"torch": torch}, self.meta)
-        except (RuntimeError, IndexError, TypeError, NotImplementedError):
+            with _AsOnADevice():
+                result = eval(expression, {"torch": torch}, self.meta)
+        except _REFUSALS:
             return None
         name = f"v{len(self.steps)}"
         self.steps.append(Step(name, expression))
@@ -167,7 +215,7 @@ class _Builder:
     def effect(self, expression: str) -> bool:
         try:
             eval(expression, {"torch": torch}, self.meta)
-        except (RuntimeError, IndexError, TypeError, NotImplementedError):
+        except _REFUSALS:
             return False
         self.steps.append(Step("", expression))
         return True
@@ -230,6 +278,21 @@ _ACCUMULATING = {"sum": 0.72, "mean": 0.22, "prod": 0.06}
 _TRAILING = {
     "sum": 0.42, "mean": 0.15, "amax": 0.12, "amin": 0.05, "prod": 0.05, "any": 0.04,
     "argmax": 0.05, "var": 0.06, "std": 0.06,
+}  # fmt: skip
+
+# Of a value {0}, along its dimension {1}. {2} is a small count, {3} an index, {4} a slice of all of
+# each earlier dimension.
+_SCANS = {
+    "{0}.cumsum({1})": 6, "torch.logcumsumexp({0}, {1})": 1, "({0} * 0.01 + 1.0).cumprod({1})": 2,
+}  # fmt: skip
+_MOVES = {
+    "{0}.cummax({1}).values": 2, "{0}.cummin({1}).values": 1, "{0}.sort({1}).values": 2,
+    "{0}.sort({1}, descending=True).values": 1, "{0}.topk({2}, {1}).values": 1,
+    "{0}.flip({1})": 1, "torch.roll({0}, {2}, {1})": 2, "{0}.repeat_interleave({2}, {1})": 1,
+}  # fmt: skip
+_LOOKUPS = {
+    "{0}[{4}{3}]": 3, "{0}[{4}~{3}]": 1, "torch.index_select({0}, {1}, {3})": 2,
+    "{0}.gather({1}, {3})": 3, "torch.nn.functional.embedding({3}, {0})": 2,
 }  # fmt: skip
 
 
@@ -463,6 +526,99 @@ def generate_sums(rnd: random.Random, scale: str = "small") -> Program:
     return prune(Program(b.inputs, tuple(b.steps), names, rnd.random() < 0.25))
 
 
+def generate_scans(rnd: random.Random, scale: str = "small") -> Program:
+    """A program that scans, sorts and looks up what it reads, along any dimension, and reduces both
+    what it made and what it made it of.
+
+    `scale` is as in `generate`; a quarter have their rows and columns exchanged: few long rows.
+    """
+    rows, columns = _sizes(rnd, scale)
+    if rnd.random() < 0.25:
+        rows, columns = columns, rows
+    leading, trailing = _split(rnd, rows), _split(rnd, columns)
+    shape, lead = (*leading, *trailing), len(leading)
+    dtype = _weighted(
+        rnd,
+        {
+            "float32": 40,
+            "bfloat16": 30,
+            "float16": 14,
+            "float64": 6,
+            "int64": 5,
+            "int32": 2,
+            "bool": 3,
+        },
+    )
+    layouts = {"contiguous": 91, "transposed": 4, "sliced": 5}
+    table = (rnd.choice(SMALL_ROWS), *shape[1:])
+    inputs = [
+        Input("x0", shape, dtype, _weighted(rnd, layouts), 0),
+        Input("x1", shape, dtype if rnd.random() < 0.7 else "float32", row_axis=0),
+        Input("x2", table, dtype),
+        Input("x3", shape[:1], rnd.choice(INTEGERS), row_axis=0, below=table[0]),
+    ]
+    for dim in (0, len(shape) - 1):
+        grows, below = None if dim else 0, shape[dim]
+        inputs += [
+            Input(f"x{len(inputs)}", (below,), rnd.choice(INTEGERS), row_axis=grows, below=below),
+            Input(f"x{len(inputs) + 1}", shape, "int64", row_axis=0, below=below),
+        ]
+    inputs.append(Input(f"x{len(inputs)}", (*shape[:-1], 1), "int64", row_axis=0, below=shape[-1]))
+    b = _Builder(inputs)
+    updated = _update_in_place(rnd, b, 0.04)
+
+    pool = [b.values["x0"], b.values["x1"]]
+    if rnd.random() < 0.3:
+        pool.append(b.add("x2[x3]", exact=True) or pool[0])
+    moved: list[_Value] = []
+    for _ in range(rnd.randint(1, 3)):
+        for _ in range(rnd.randint(0, 2)):
+            value = rnd.choice(pool)
+            cast = rnd.random() < 0.15
+            pool.append(_cast(rnd, b, value) if cast else _pointwise(rnd, b, value, pool))
+        made = _moved(rnd, b, rnd.choice([*pool, pool[0]]))
+        moved.append(made)
+        if made.shape == shape:
+            pool.append(made)
+
+    dims = list(range(len(shape)))
+    jobs = [(dims[:lead], _ACCUMULATING), (dims[lead:], _TRAILING)]
+    jobs += rnd.choices([(dims[:lead], _LEADING), jobs[1]], k=rnd.choice([0, 0, 1, 2]))
+    results: list[_Value] = []
+    for over, kinds in rnd.sample(jobs, k=len(jobs) - (rnd.random() < 0.2)):
+        result = _reduce(rnd, b, rnd.choice([*pool, *moved]), over, kinds)
+        if result:
+            results.append(result)
+    if not updated:
+        _update_in_place(rnd, b, 0.04, results)
+    outputs = _after(rnd, b, results, pool)
+    outputs += [value.name for value in moved if rnd.random() < 0.5]
+    outputs = outputs or [moved[-1].name]
+    names = tuple(dict.fromkeys(outputs))
+    return prune(Program(b.inputs, tuple(b.steps), names, rnd.random() < 0.25))
+
+
+def _moved(rnd: random.Random, b: _Builder, value: _Value) -> _Value:
+    """A scan, a sort or a lookup of a value along one of its dimensions."""
+    dims = len(value.shape)
+    dim = rnd.randrange(dims)
+    text = _weighted(rnd, rnd.choice([_SCANS, _MOVES, _LOOKUPS]))
+    if not value.is_float and text in _SCANS:  # the others are of floats
+        text = "{0}.cumsum({1})"
+    whole = "gather" in text
+    fits = [
+        x.name
+        for x in b.inputs
+        if x.below and x.below <= value.shape[dim] and (len(x.shape) == dims) == whole
+    ]
+    if text in _LOOKUPS and not fits:
+        return value
+    index = rnd.choice(fits) if text in _LOOKUPS else ""
+    exact = not value.is_float or (value.exact and text not in _SCANS)
+    filled = text.format(value.name, dim, rnd.randint(2, 5), index, ":, " * dim)
+    return b.add(filled, exact) or value
+
+
 def _joined(rnd: random.Random, b: _Builder, value: _Value, pool: Sequence[_Value]) -> _Value:
     """`value`, or what a pointwise operation makes of it, perhaps with others of its shape or
     shapes that it broadcasts."""
@@ -482,7 +638,7 @@ def _update_in_place(
 ) -> bool:
     if rnd.random() >= chance:
         return False
-    target = rnd.choice(b.inputs)
+    target = rnd.choice([x for x in b.inputs if not x.below])
     fits = [r for r in results if r.shape == target.shape and r.dtype == target.dtype]
     if fits:
         return b.effect(f"{target.name}.copy_({rnd.choice(fits).name})")
@@ -560,7 +716,7 @@ def smaller(program: Program) -> Iterator[Program]:
     for i, x in enumerate(program.inputs):
         for plainer in (
             dataclasses.replace(x, layout="contiguous"),
-            dataclasses.replace(x, dtype="bool" if x.dtype == "bool" else "float32"),
+            dataclasses.replace(x, dtype=x.dtype if x.below or x.dtype == "bool" else "float32"),
         ):
             if plainer != x:
                 inputs = (*program.inputs[:i], plainer, *program.inputs[i + 1 :])
@@ -595,7 +751,11 @@ def _with_fewer_elements(program: Program) -> Iterator[Program]:
         for less in dict.fromkeys([2 ** (size.bit_length() - 1), size // 2, size - 1]):
             if 0 < less < size:
                 inputs = tuple(
-                    dataclasses.replace(x, shape=tuple(less if s == size else s for s in x.shape))
+                    dataclasses.replace(
+                        x,
+                        shape=tuple(less if s == size else s for s in x.shape),
+                        below=less if x.below == size else x.below,
+                    )
                     for x in program.inputs
                 )
                 steps = tuple(
@@ -607,24 +767,10 @@ def _with_fewer_elements(program: Program) -> Iterator[Program]:
                 yield dataclasses.replace(program, inputs=inputs, steps=steps)
 
 
-class _AsOnADevice(TorchFunctionMode):
-    """Refuses what only meta tensors do: the variance of integers."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func.__name__ in ("var", "std") and not args[0].is_floating_point():
-            raise TypeError(f"{func.__name__} of {args[0].dtype}")
-        return func(*args, **(kwargs or {}))
-
-
 def _valid(program: Program) -> bool:
-    meta = [
-        torch.empty(x.shape, dtype=getattr(torch, x.dtype), device="meta") for x in program.inputs
-    ]
     try:
         with _AsOnADevice():
-            outputs = program.function()(*meta)
-    except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError):
+            outputs = program.function()(*(x.meta() for x in program.inputs))
+    except _REFUSALS:
         return False
     return all(math.prod(o.shape) > 0 for o in outputs)

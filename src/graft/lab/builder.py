@@ -458,11 +458,13 @@ class _Rewriter(interpreter.ASTTransformer):
     """Triton's own rewriting, and what the compiler does that Python does not.
 
     `not` of a tensor is elementwise: Python would ask the block for one bool. What a loop carries
-    keeps its type: Python does not care.
+    keeps its type, unless it is unrolled: Python does not care.
     """
 
     def visit_For(self, node: ast.For) -> Any:
         self.generic_visit(node)
+        if "static_range" in ast.unparse(node.iter):
+            return node
         stored = {
             name.id
             for statement in node.body
