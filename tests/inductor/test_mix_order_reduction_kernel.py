@@ -199,6 +199,11 @@ class ReductionTypesTest(MixOrderTestCase):
         off = {"triton.mix_order_reduction_debug": {"extrema": False}}
         self.check(lambda x: (x.amax(0), x.sum(1)), x, fused=0, **off)
 
+    def test_scan_of_few_long_rows(self):
+        # it is split over programs by itself, and its kernel reduces nothing else
+        x = torch.randint(-4, 5, (2, 20401), device=GPU_TYPE).float()
+        self.check(lambda x: (x.cumsum(1), x.argmax(1)), x, fused=0)
+
 
 class OneSideTest(MixOrderTestCase):
     """Reductions over the rows are siblings: none reads what another returns."""
@@ -273,6 +278,17 @@ class DynamicRowsTest(MixOrderTestCase):
                 torch._dynamo.decorators.mark_unbacked(x, 0)
                 self.compare(self.sums, f(x), (x,), ulps=8)
         self.assertEqual(metrics.codegen_mix_order_reduction, 0)
+
+    def test_rolled(self):
+        """The last rows, as many as there are, come first."""
+        x = torch.randn(48, 33, device=GPU_TYPE)
+        torch._dynamo.mark_dynamic(x, 0)
+
+        def f(x):
+            y = x.roll(4, 0)
+            return y.sum(0), y.sum(1)
+
+        self.check(f, x)
 
 
 class RowResultTest(MixOrderTestCase):

@@ -594,6 +594,18 @@ class TraceTest(TestCase):
     def count(ops, name, width):
         return sum(op.name == name and op.width == width for op in ops)
 
+    def test_symbolic_rows_that_wrap_around(self):
+        """``Mod`` by the number of rows, at the first of them."""
+        x = torch.randn(1030, 96, device=GPU_TYPE)
+        torch._dynamo.mark_dynamic(x, 0)
+
+        def f(x):
+            y = x.roll(4, 0)
+            return y.sum(1), y.sum(0)
+
+        ops = self.trace(f, x, split_reductions=False)
+        self.assertEqual(self.count(ops, "load", Width.TILE), 1)
+
     def check(self, **options):
         def f(x, dy, weight, rstd):
             xhat = x * rstd

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from typing import Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
@@ -196,6 +197,10 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
     )
 
 
+# whose loop over whole blocks is being written
+_in_whole_blocks: weakref.WeakSet[TritonKernel] = weakref.WeakSet()
+
+
 def whole_blocks(tree: IterationRangesRoot) -> str:
     """The line that says where the whole blocks of a row end."""
     block = f"{tree.prefix.upper()}BLOCK"
@@ -204,8 +209,24 @@ def whole_blocks(tree: IterationRangesRoot) -> str:
     )
 
 
-def codegen_last_block(kernel: TritonKernel) -> None:
+def begin_whole_blocks(kernel: TritonKernel) -> bool:
+    """Whether the loop of ``kernel`` that begins is over the whole blocks of a row."""
+    begins = peels_last_block(kernel)
+    if begins:
+        _in_whole_blocks.add(kernel)
+    return begins
+
+
+def in_whole_blocks(kernel: TritonKernel, tree: IterationRangesRoot) -> bool:
+    """Whether the loop over ``tree`` that is written is over the whole blocks of a row."""
+    return tree.is_loop and kernel in _in_whole_blocks
+
+
+def end_whole_blocks(kernel: TritonKernel) -> None:
     """Write what is left of a row, if anything is, after a loop over its whole blocks."""
+    if kernel not in _in_whole_blocks:
+        return
+    _in_whole_blocks.discard(kernel)
     (tree,) = (tree for tree in kernel.range_trees if tree.is_loop)
     whole = f"{tree.prefix.upper()}WHOLE"
     kernel.body.writeline(f"if {whole} < {tree.numel}:")

@@ -24,7 +24,7 @@ import sympy
 
 import torch
 from torch.utils._ordered_set import OrderedSet
-from torch.utils._sympy.symbol import make_symbol, SymT
+from torch.utils._sympy.symbol import make_symbol, symbol_is_type, SymT
 
 from . import ir
 from .gathers import whole_reduction
@@ -123,8 +123,13 @@ _recorded: weakref.WeakKeyDictionary[Any, dict[Any, tuple[_Call, ...]]] = (
 # what reads alike has the same index, in the numbers of its loops
 @functools.lru_cache(1024)
 def _start(index: sympy.Expr) -> sympy.Expr:
-    """``index`` where all of its symbols are zero."""
-    return index.subs(dict.fromkeys(index.free_symbols, sympy.S.Zero))
+    """``index`` where its loops, and the places that it takes from values, are at zero."""
+    begin = [
+        each
+        for each in index.free_symbols
+        if symbol_is_type(each, (SymT.INDEX, SymT.INDIRECT))
+    ]
+    return index.subs(dict.fromkeys(begin, sympy.S.Zero))
 
 
 class _Recorder(DefaultHandler):

@@ -19,7 +19,6 @@ from .triton import TritonKernel
 
 if TYPE_CHECKING:
     from ..block_reduction_tile import BlockReductionTile
-    from ..utils import IndentedBuffer
     from .simd import IterationRangesRoot
 
 
@@ -74,10 +73,10 @@ class BlockReductionKernel(TritonKernel):
             return None
         return self.block_reduction_tile
 
-    def codegen_prologue(self, code: IndentedBuffer) -> None:
-        # what codegen_kernel says of the kernel and its arguments is there by now
+    def _get_heuristic(self) -> str:
+        # codegen_kernel asks when all that is in these two is there, and writes them then
         if self.triton_meta and self.inductor_meta and (tile := self.tile_in_reduction):
             tile.launch_plan().add_to(self.inductor_meta)
             _, _, signature, _ = self.args.python_argdefs()
             limit_alignment(self.triton_meta["configs"][0], signature, tile.alignment)
-        super().codegen_prologue(code)
+        return super()._get_heuristic()

@@ -233,11 +233,11 @@ class MixOrderKernel(TritonKernel):
         self.cse.invalidate(OrderedSet(keep))
         self.row_pass += 1
 
-    def codegen_prologue(self, code: IndentedBuffer) -> None:
-        # what codegen_kernel says of the arguments is there by now
+    def _get_heuristic(self) -> str:
+        # codegen_kernel asks when all that triton_meta says is there, and writes it then
         if self.triton_meta and self.row_split:
             self.limit_alignment(*self.triton_meta["configs"])
-        super().codegen_prologue(code)
+        return super()._get_heuristic()
 
     def limit_alignment(self, attributes: Any) -> None:
         """Lower what ``attributes`` say of the arguments, as far as fewer columns a thread
