@@ -126,6 +126,17 @@ def test_a_summary_has_cases_and_kinds_of_steps(tmp_path: Path) -> None:
     assert len({line.count("|") for line in each}) == 1
 
 
+def test_a_step_that_waits_for_launches_counts_by_its_kernels(tmp_path: Path) -> None:
+    made = step("hubert", "held_out", 100.0, 90.0)
+    for label, rest, busy in (("stock", 70.0, 1.6), ("patched", 40.0, 1.5)):
+        made["times"][label] |= {"captured": False, "gpu_busy": busy, "rest_us": rest}
+    saved(tmp_path / "m.json", made)
+    first, *_ = tables.table(["m.json", "view=summary"], tmp_path, "page").splitlines()[2:]
+    assert first == "| m: step | 1 | 1.667 | 1.667 | hubert |"
+    each = tables.table(["m.json", "view=models"], tmp_path, "page").splitlines()
+    assert "| 1.667 | kernels |" in each[2]
+
+
 # --- of which stack -------------------------------------------------------------------------------
 
 LIST = """

@@ -283,7 +283,7 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
                 name = f"{title}, {row['group']}".replace("_", " ") if several else title
             groups.setdefault(name, []).append(row)
         for name, rows in groups.items():
-            points = [(row, speedup(row, "stock", "patched")) for row in rows]
+            points = [(row, _step(row)) for row in rows]
             lines.append(_summary_line(f"{name}: step" if steps else name, points, steps))
             if steps:
                 points = [(row, _generated(row)) for row in rows]
@@ -306,6 +306,13 @@ def _summary_line(
     return [name, str(len(ratios)), f"{mean:.3f}", f"{worst:.3f}", at]
 
 
+def _step(row: results.Row) -> float | None:
+    """Time on stock over that on patched; of a model's step, what the models' own table says."""
+    if any("captured" in time for time in row["times"].values()):
+        return models_report.step_ratio(row, models_report.Sides("stock", "patched"))
+    return speedup(row, "stock", "patched")
+
+
 def _generated(row: results.Row) -> float | None:
     """Time of stock's generated kernels over that of patched's, of a training step."""
     times: Mapping[str, Mapping[str, float]] = row["times"]
@@ -314,8 +321,14 @@ def _generated(row: results.Row) -> float | None:
 
 
 def _title(name: str, root: Path) -> str:
-    part = parts.load(root).of(name) if parts.file(root).exists() else None
-    return part.title if part else Path(name).stem
+    """Of the part that makes the file, on its GPU or on another."""
+
+    def made(path: str) -> str:
+        return re.sub(r"^[a-z]+\d+_", "", Path(path).name)
+
+    known = parts.load(root).parts if parts.file(root).exists() else ()
+    part = next((part for part in known if made(part.result) == made(name)), None)
+    return part.title if part else Path(name).name.split(".")[0]
 
 
 def by_row(rows: Sequence[results.Row], labels: Sequence[str]) -> str:
