@@ -10,13 +10,18 @@ import sympy
 import torch
 import torch._inductor.config as inductor_config
 from test_reduction_tiling import BlockReductionTestBase, randn, TILED
-from torch._inductor import block_reads, metrics, narrow_copy, tiling_utils
+from torch._inductor import (
+    block_reads,
+    block_reduction_tile,
+    metrics,
+    narrow_copy,
+    tiling_utils,
+)
 from torch._inductor.block_reduction_loops import (
     count_as,
     Strides,
     without_needless_modulo,
 )
-from torch._inductor.codegen import triton_block_reduction
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.graph import GraphLowering
@@ -145,9 +150,7 @@ class BlockReductionLoopsTest(BlockReductionTestBase):
     @parametrize("f", (*FORMS, by_two_reductions, gated))
     def test_where_warps_lie(self, f, innermost):
         """Blocks are outermost in a load where Triton has warps along what is innermost."""
-        with mock.patch.object(
-            triton_block_reduction, "WARPS_ALONG_INNERMOST", innermost
-        ):
+        with mock.patch.object(block_reduction_tile, "WARPS_ALONG_INNERMOST", innermost):
             code = self.check_tiled(f, randn(7 * 32, 72, dtype=torch.bfloat16))
         self.assertEqual("tl.permute(tl.load(" in code, innermost)
 
