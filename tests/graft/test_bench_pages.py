@@ -161,6 +161,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_file_of_another_gpu_has_the_title_of_the_part(root: Path) -> None:
+    name = "bench/results/h100_none_yet.json"
+    saved(root / name, step("t5", "tuned", 9.0, 6.0))
+    first = tables.table([name, "view=summary"], root, "page").splitlines()[2]
+    assert first == "| models: step | 1 | 1.500 | 1.500 | t5 |"
+
+
 def test_a_page_says_of_which_stack_and_date_a_table_is(root: Path) -> None:
     text = block("other.json view=cases") + block("other.json view=sentence")
     due = tables.update(text, root, "docs/measured.md")

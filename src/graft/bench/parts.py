@@ -71,6 +71,16 @@ class Published:
         """The part that makes a result file, by its path from the root."""
         return next((part for part in self.parts if part.result == result), None)
 
+    def like(self, result: str) -> Part | None:
+        """The part that makes a result file, on its own GPU or on another."""
+        made = _without_gpu(result)
+        return next((part for part in self.parts if _without_gpu(part.result) == made), None)
+
+
+def _without_gpu(result: str) -> str:
+    """The name of a result file, without the GPU that it begins with."""
+    return re.sub(r"^[a-z]+\d+_", "", Path(result).name)
+
 
 @dataclass(frozen=True)
 class Kept:

@@ -322,12 +322,7 @@ def _generated(row: results.Row) -> float | None:
 
 def _title(name: str, root: Path) -> str:
     """Of the part that makes the file, on its GPU or on another."""
-
-    def made(path: str) -> str:
-        return re.sub(r"^[a-z]+\d+_", "", Path(path).name)
-
-    known = parts.load(root).parts if parts.file(root).exists() else ()
-    part = next((part for part in known if made(part.result) == made(name)), None)
+    part = parts.load(root).like(name) if parts.file(root).exists() else None
     return part.title if part else Path(name).name.split(".")[0]
 
 
