@@ -842,17 +842,20 @@ class PressurePolicyTest(TestCase):
 
     def test_epilogue_counts_before_it_is_absorbed(self):
         # without the output that is made of the row's sum the rows would be read twice
-        asked = []
+        asked, plans = [], []
         why_spills = mix_order_spills._why_spills
 
-        def watched(contiguous, other, absorbs):
+        def watched(plan, contiguous, other, absorbs):
             asked.append(sum(not node.is_reduction() for node in contiguous))
-            return why_spills(contiguous, other, absorbs)
+            plans.append((plan, absorbs))
+            return why_spills(plan, contiguous, other, absorbs)
 
         args = [torch.randn(40, 96, device=GPU_TYPE) for _ in range(2)]
         with patch.object(mix_order_spills, "_why_spills", watched):
             self.run_with(lambda x, t: (x.sum(0), x.sum(1, keepdim=True) * t), *args)
         self.assertEqual(asked[0], 1)
+        # and each plan is asked of once
+        self.assertEqual(len({(id(plan), absorbs) for plan, absorbs in plans}), len(plans))
 
     def test_dynamic_rows(self):
         args = [torch.randn(40, 8192, device=GPU_TYPE) for _ in range(18)]

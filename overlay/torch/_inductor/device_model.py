@@ -6,7 +6,7 @@ A number is one of three kinds, and each field says which, with its unit and its
 - what a device says of itself, which `DeviceModel.of` takes from ``DeviceProperties`` and the
   driver;
 - what its architecture has: an instance of `ARCHITECTURES` for each compute capability;
-- what was fitted on an H200: a default of the field, which every GPU takes.
+- what was fitted on one GPU, an H200 or an H100: a default of the field, which every GPU takes.
 
 For another GPU, add an instance to `ARCHITECTURES`, with what its architecture has, and with
 what was fitted on it in place of those defaults: each field says what to measure or to fit.

@@ -1,4 +1,9 @@
-"""What the scheduler asks of mix-order reductions, by one name."""
+"""
+What the scheduler asks of mix-order reductions: of their modules it imports this one alone.
+
+The functions are what it asks of two nodes that may be one kernel, and of a node that may join one.
+What is imported by its own name is called from one place each.
+"""
 
 from __future__ import annotations
 

@@ -5,13 +5,14 @@ What the mix-order kernel of a fusion candidate is: one plan, made of its nodes.
 - ``V.choices.mix_order_row_split``: the number of programs, and what each does at once. It
   calls ``row_split`` (``mix_order_row_split``) for the tile, the warps, the stages, how rows
   are loaded and how many programs an SM has; their number is ``count_programs``, then
-  ``fewer_programs`` (``mix_order_programs``). It can be overridden, and counts where
+  ``fewer_programs`` (``mix_order_programs``). It can be overridden, and applies where
   ``splits_rows``: on CUDA, without a split size of the user's.
 - ``pressure`` (``mix_order_pressure``): the registers of a thread.
 
-Legality's last word (``mix_order_spills``), profit (``mix_order_profit``) and codegen ask for
-it; ``RowSplit.launch_plan`` is what travels to the runtime. Another GPU is an instance in
-``device_model.py``, with a unit and a source for each number.
+Legality's last word (``mix_order_spills``), profit (``mix_order_profit``) and codegen
+(``codegen/mix_order.split_rows``) ask for it; ``RowSplit.launch_plan`` is what travels to the
+runtime. For another GPU, add an instance to ``ARCHITECTURES`` in ``device_model.py``: each
+number has a unit and a source.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class MixOrderPlan:
     why: rows are loaded once or twice, for this reason; `split.why` has the other reasons
     us: what the kernel and the sums of its partials are predicted to take; None for a dynamic
         number of rows
+    refusals: what ``mix_order_spills`` said of it, by whether it absorbs a node: a cache, so
+        that it is asked once of each plan
     """
 
     cost: RowCost
@@ -86,6 +89,9 @@ class MixOrderPlan:
     registers: tuple[Pressure, ...]
     why: str
     us: Optional[float] = None
+    refusals: dict[bool, Optional[str]] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(

@@ -7,8 +7,7 @@ launched with.
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 MAX_LACKING_ABSORBED = 1 / 16
 # What takes long to compute, and where rows are loaded twice, is computed so, by few warps.
 SLOW_OPS = (*SLOW_FUNCTIONS, "rand", "randn")
-# of the nodes of one graph, asked for many times while it is scheduled
-_reasons: weakref.WeakKeyDictionary[Any, dict[Any, Optional[str]]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def why_spills(
@@ -56,12 +51,10 @@ def why_spills(
         return None
     nodes = [*contiguous, *row_epilogue(contiguous)]
     reductions = partials(contiguous, other)
-    known = _reasons.setdefault(contiguous[0].scheduler, {})
-    sides = (frozenset(n.get_name() for n in side) for side in (nodes, reductions))
-    key = (absorbs, *sides)
-    if key not in known:
-        known[key] = _why_spills(nodes, reductions, absorbs)
-    return known[key]
+    plan = MixOrderPlan.of(nodes, reductions)
+    if absorbs not in plan.refusals:
+        plan.refusals[absorbs] = _why_spills(plan, nodes, reductions, absorbs)
+    return plan.refusals[absorbs]
 
 
 def finishes_rows(node: BaseSchedulerNode, epilogue: BaseSchedulerNode) -> bool:
@@ -115,11 +108,11 @@ def row_epilogue(contiguous: Sequence[SchedulerNode]) -> list[SchedulerNode]:
 
 
 def _why_spills(
+    plan: MixOrderPlan,
     contiguous: Sequence[SchedulerNode],
     other: Sequence[SchedulerNode],
     absorbs: bool,
 ) -> Optional[str]:
-    plan = MixOrderPlan.of(contiguous, other)
     split = plan.split
     if split.reload and not split.staged:
         return "rows that are not aligned would be loaded an element at a time, twice"

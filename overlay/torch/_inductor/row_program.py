@@ -1,6 +1,7 @@
 """
-The programs of a persistent inner reduction, and what codegen does for them: when they load what
-rows share, whether they mask rows, and how they compute the mean of a row.
+The programs of an inner reduction, persistent or looped, as the runtime is told of them; and what
+codegen does for persistent ones: when they load what rows share, whether they mask rows, and how
+they compute the mean of a row.
 """
 
 from __future__ import annotations

@@ -53,9 +53,8 @@ MIN_COMPUTED = 1 << 22
 def realize_slow_functions(x: TensorBox, uses: int) -> None:
     """
     Give ``x`` a kernel of its own if it computes a slow function, or gathers, and each of
-    its elements is used ``uses`` times, which are enough. What views a part of
-    a tensor is as it was:
-    the rest might never be used.
+    its elements is used ``uses`` times, which are enough. What views a part of a tensor is
+    as it was: the rest might never be used.
     """
     from .ir import BaseView, get_device_type, Pointwise, StorageBox
 

@@ -107,7 +107,6 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
     """
     from torch._inductor import mix_order_spills as spills
     from torch._inductor.mix_order_plan import (
-        MixOrderPlan,
         launch_configs,
         shared_itemsizes,
         spilled_bytes,
@@ -126,9 +125,8 @@ def watching() -> Iterator[tuple[list[list[int]], list[dict[str, Any]]]]:
             kernel = result.kernel
             kernels.append([kernel.n_spills * 4, kernel.n_regs, result.config.num_warps])
 
-    def deciding(contiguous: Any, other: Any, absorbs: bool) -> str | None:
-        why = why_spills(contiguous, other, absorbs)
-        plan = MixOrderPlan.of(contiguous, other)
+    def deciding(plan: Any, contiguous: Any, other: Any, absorbs: bool) -> str | None:
+        why = why_spills(plan, contiguous, other, absorbs)
         cost, split, found = plan.cost, plan.split, plan.registers
         made: dict[str, Any] = {"refused": why is not None, "reload": split.reload}
         made |= {"apart": cost.apart, "lacks": round(min(each.excess for each in found), 1)}
