@@ -117,6 +117,15 @@ def test_the_patched_side_runs_what_a_patch_makes_of_a_test(project: Project) ->
     assert found.changed == {"test/inductor/test_upstream.py": ["split-the-other-way.patch"]}
 
 
+def test_hunks_apply_to_a_copy_with_other_line_ends(project: Project, tmp_path: Path) -> None:
+    copied = tmp_path / "test_upstream.py"
+    copied.write_bytes(standin.UPSTREAM_TEST.replace("\n", "\r\n").encode())
+    found = compare(project, paths=[copied], keyword="test_2")
+    assert outcomes(found) == [("test_2", "passed", "failed")]
+    assert found.changed == {"test/inductor/test_upstream.py": ["split-the-other-way.patch"]}
+    assert not found.refused
+
+
 def test_a_test_that_is_gone_is_broken(project: Project, tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
         "import torch._inductor.config as c\n\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -33,6 +32,8 @@ def in_upstream(file: str) -> str:
 def copy(paths: Sequence[Path], folder: Path) -> list[str]:
     """Copy test files by themselves into `folder`/test/inductor; their paths below `folder`.
 
+    Lines end as the pin's do, whatever the copy's end in: else no hunk would apply to them.
+
     Raises UsageError for one that is not there.
     """
     wanted = []
@@ -41,7 +42,7 @@ def copy(paths: Sequence[Path], folder: Path) -> list[str]:
             raise UsageError(f"there is no file {path}", "graft upstream-tests --file PATH")
         wanted.append(f"test/inductor/{path.name}")
         (folder / wanted[-1]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / wanted[-1])
+        (folder / wanted[-1]).write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
     return wanted
 
 
