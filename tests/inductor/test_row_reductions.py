@@ -1491,6 +1491,30 @@ class LongLoopTest(TestCase):
         loop, _ = self.loop(row)
         self.assertEqual(loop.columns_per_thread, 4)
 
+    @parametrize("rows", (3, 150, 3000))
+    @parametrize("itemsize", (1, 2, 4, 8))
+    def test_any_types(self, rows, itemsize):
+        for vector, widest, kept, online in itertools.product(
+            (1, 2, 4, 8, 16), (1, 2, 4, 8), (0, 1, 3), (True, False)
+        ):
+            row = {"vector": vector, "widest": widest, "kept": kept, "online": online}
+            row = self.row(rows, 65536, itemsize, **row)
+            usual = LoopConfig(16, 4)
+            self.assertIsNotNone(self.loop(row, usual)[0])
+
+    @parametrize("wide", (torch.int64, torch.float64))
+    def test_wide_types_beside_half_types(self, wide):
+        x = torch.randn(3, SHORT_ROW + 2048, device=GPU_TYPE, dtype=torch.bfloat16)
+        keys = torch.randint(0, 9, x.shape, device=GPU_TYPE).to(wide)
+
+        def f(x, keys):
+            kept = torch.where(keys > 2, x, 0)
+            return kept, kept.sum(-1)
+
+        with inductor_config.patch(LONG):
+            actual = torch.compile(f)(x, keys)
+        self.assertEqual(actual, f(x, keys), atol=1.0, rtol=1e-2)
+
     def test_usual(self):
         usual = LoopConfig(16, 4)
         self.assertIs(self.loop(self.row(8192, SHORT_ROW), usual)[0], usual)

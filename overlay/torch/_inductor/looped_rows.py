@@ -180,5 +180,6 @@ def long_loop(
     enough = (1 - LEAST_GAIN) * loop_us(row, usual or RUNTIME_LOOP, device)
     candidates = [each for each in LOOPS if can_have(row, each, device)]
     times = {each: loop_us(row, each, device) for each in candidates}
-    best = min(times, key=times.__getitem__)
-    return best if times[best] < enough else usual
+    # none where types of two and of eight bytes are far apart
+    best = min(times, key=times.__getitem__, default=None)
+    return best if best and times[best] < enough else usual
