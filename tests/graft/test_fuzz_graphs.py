@@ -212,7 +212,9 @@ for index in range(first, 6, 1):
 
 def test_a_worker_that_crashes_is_a_row_and_the_rest_goes_on(monkeypatch: Any) -> None:
     rows: list[dict[str, Any]] = []
-    args = argparse.Namespace(seed=1, graphs=6, workers=1, mode="both", device="cuda", shrink=0)
+    args = argparse.Namespace(
+        seed=1, graphs=6, workers=1, mode="both", device="cuda", shrink=0, python="python"
+    )
     worker = fuzz.Worker(args, 0, rows.append)
     monkeypatch.setattr(
         worker, "command", lambda first: [sys.executable, "-c", CRASHING, str(first)]
@@ -226,7 +228,9 @@ def test_a_worker_that_crashes_is_a_row_and_the_rest_goes_on(monkeypatch: Any) -
 
 def test_a_worker_that_cannot_start_is_a_row_not_a_loop(monkeypatch: Any) -> None:
     rows: list[dict[str, Any]] = []
-    args = argparse.Namespace(seed=1, graphs=3, workers=1, mode="both", device="cuda", shrink=0)
+    args = argparse.Namespace(
+        seed=1, graphs=3, workers=1, mode="both", device="cuda", shrink=0, python="python"
+    )
     worker = fuzz.Worker(args, 0, rows.append)
     monkeypatch.setattr(
         worker, "command", lambda first: [sys.executable, "-c", "import sys; sys.exit('no GPU')"]
@@ -234,6 +238,29 @@ def test_a_worker_that_cannot_start_is_a_row_not_a_loop(monkeypatch: Any) -> Non
     worker.run()
     assert [row["kind"] for row in rows] == ["crash"]
     assert "no GPU" in rows[0]["detail"]
+
+
+def test_no_memory_says_nothing_of_a_graph(monkeypatch: Any) -> None:
+    program, options = fuzz.graph(1, 0, "non-strict")
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 642 MiB")
+
+    monkeypatch.setattr(fuzz, "_inputs", refuse)
+    outcome = fuzz.check(None, program, options)  # type: ignore[arg-type]
+    assert outcome.kind == "memory"
+    assert not outcome.failed
+    assert outcome.kind in fuzz.UNJUDGED
+
+
+def test_what_is_right_on_stock_is_the_stacks_fault(tmp_path: Path) -> None:
+    args = argparse.Namespace(seed=1, graphs=9, workers=4, mode="both", device="cuda", shrink=2)
+    for kind, right in (("ok", True), ("error", False)):
+        stock = tmp_path / kind
+        row = json.dumps({"index": 7, "kind": kind, "mix_order": 0})
+        stock.write_text(f"#!/bin/sh\necho '{{\"started\": 7}}'\necho '{row}'\n")
+        stock.chmod(0o755)
+        assert fuzz.is_right_on(stock, args, {"index": 7}) is right
 
 
 def test_summary() -> None:

@@ -11,7 +11,8 @@ always the same graph.
 What a right graph is, `graft.lab.numerics` says.
 
 A row of the output file is a graph. What fails is made smaller while it fails in the same way,
-and printed as Python. `blame` says whether it fails without mix-order fusion, too.
+and printed as Python. `blame` says whether it fails without mix-order fusion, too; with `--stock
+.venv/bin/python`, what does is run there as well, and `blame` says "stack" where that is right.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ GRAPH_TIMEOUT_S = 180
 # A failure's smallest program is looked for with at most this many compilations.
 SHRINK_TRIES = 40
 MODES = ("default", "non-strict", "both", "sums", "full-sums", "scans", "full-scans")
+# Kinds of rows that say nothing of the compiled graph.
+UNJUDGED = ("ok", "eager", "budget", "memory")
 
 
 def _inputs(machine: Machine, program: Program, seed: int, grow: int = 0) -> list[Any]:
@@ -59,7 +62,24 @@ def _inputs(machine: Machine, program: Program, seed: int, grow: int = 0) -> lis
 
 
 def check(machine: Machine, program: Program, options: dict[str, Any], seed: int = 0) -> Outcome:
-    """Compile `program`, run it, and compare."""
+    """Compile `program`, run it, and compare.
+
+    Where the GPU's memory does not suffice, beside other workers', nothing was said of it.
+    """
+    try:
+        return _check(machine, program, options, seed)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return Outcome("memory", detail=first_line(error))
+        raise
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the allocator, the driver or the host, as such or as Inductor wraps it."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error)
+
+
+def _check(machine: Machine, program: Program, options: dict[str, Any], seed: int) -> Outcome:
     import torch
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
@@ -79,11 +99,15 @@ def check(machine: Machine, program: Program, options: dict[str, Any], seed: int
             expected = _run(_reference(program), _widened(_inputs(machine, program, seed, grow)))
             eager = _run(function, _inputs(machine, program, seed, grow))
         except Exception as refusal:
+            if is_out_of_memory(refusal):
+                raise
             return Outcome("eager", detail=first_line(refusal))
         try:
             found = _run(compiled, _inputs(machine, program, seed, grow))
             again = _run(compiled, _inputs(machine, program, seed, grow))
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             if type(error).__name__ == "OverBudget":
                 return Outcome("budget", metrics.codegen_mix_order_reduction, first_line(error))
             return Outcome("error", metrics.codegen_mix_order_reduction, first_line(error))
@@ -203,12 +227,19 @@ def work(args: argparse.Namespace) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     machine = Machine(args.device)
+    import torch
+
     shrinks: Counter[str] = Counter()
     for index in range(args.first, args.graphs, args.workers):
         print(json.dumps({"started": index}), file=answers, flush=True)
         with contextlib.redirect_stderr(io.StringIO()):
             row = _row(machine, args, index, shrinks)
         print(json.dumps(row), file=answers, flush=True)
+        if row["kind"] == "memory":
+            # after an error of the driver nothing runs here any more; another process goes on
+            raise SystemExit(row["detail"])
+        if args.device == "cuda":
+            torch.cuda.empty_cache()  # the others' graphs need it
 
 
 class Worker(threading.Thread):
@@ -238,7 +269,7 @@ class Worker(threading.Thread):
         """What runs graphs `first`, `first + workers`, …"""
         a = self.args
         return [
-            sys.executable, "-m", "graft.devtools.fuzz", "--seed", str(a.seed), "--graphs",
+            a.python, "-m", "graft.devtools.fuzz", "--seed", str(a.seed), "--graphs",
             str(a.graphs), "--device", a.device, "--mode", a.mode, "--workers", str(a.workers),
             "--shrink", str(a.shrink), "--first", str(first), "--out", os.devnull,
         ]  # fmt: skip
@@ -302,11 +333,19 @@ class Worker(threading.Thread):
         return a.graphs if running is None else running
 
 
+def is_right_on(python: Path, args: argparse.Namespace, row: dict[str, Any]) -> bool:
+    """Whether `row`'s graph is right where `python` runs it."""
+    rows: list[dict[str, Any]] = []
+    one = {"python": str(python), "graphs": row["index"] + 1, "workers": 1, "shrink": 0}
+    Worker(argparse.Namespace(**{**vars(args), **one}), row["index"], rows.append).run()
+    return [each["kind"] for each in rows] == ["ok"]
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """What a run found, in one paragraph."""
     kinds = Counter(row["kind"] for row in rows)
     fused = [row for row in rows if row["mix_order"]]
-    failed = [row for row in rows if row["kind"] not in ("ok", "eager", "budget")]
+    failed = [row for row in rows if row["kind"] not in UNJUDGED]
     blamed = Counter(row.get("blame", row["kind"]) for row in failed)
     return (
         f"{len(rows)} graphs, {len(fused)} with a mix-order kernel "
@@ -327,6 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=0, help="processes; 0: one a core but two")
     parser.add_argument("--shrink", type=int, default=2, help="failures of a kind made smaller")
     parser.add_argument("--seconds", type=float, default=0, help="stop after; 0: do not")
+    parser.add_argument("--stock", type=Path, help="Python of the stock torch, to tell whose fault")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -335,14 +375,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.first is not None:
         work(args)
         return 0
+    args.python = sys.executable
     rows: list[dict[str, Any]] = []
     lock = threading.Lock()
     started = time.monotonic()
+    stopped = False
     # What the workers cache lies here and goes with it, however they end.
     with args.out.open("w") as out, tempfile.TemporaryDirectory(prefix="graft-fuzz-") as folder:
         os.environ["TMPDIR"] = folder
 
         def report(row: dict[str, Any]) -> None:
+            judged = "blame" in row  # what crashed has none
+            if args.stock and judged and not stopped and is_right_on(args.stock, args, row):
+                row["blame"] = "stack"
             with lock:
                 rows.append(row)
                 print(json.dumps(row), file=out, flush=True)
@@ -360,11 +405,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"{now - started:.0f} s: {summary(rows)}", flush=True)
             if args.seconds and now - started > args.seconds:
                 break
+        stopped = True
         for worker in workers:
             worker.stop()
         with lock:
             print(f"{time.monotonic() - started:.0f} s: {summary(rows)}", flush=True)
-            failed = [row for row in rows if row["kind"] not in ("ok", "eager", "budget")]
+            failed = [row for row in rows if row["kind"] not in UNJUDGED]
             for row in sorted(failed, key=lambda row: row["index"])[:20]:
                 print(f"\n# graph {row['index']}: {row['kind']}, {row['detail']}")
                 print(row.get("smallest", row["program"]))

@@ -32,7 +32,7 @@ DEFAULT: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Outcome:
-    """`kind` is ok, wrong, unstable, error, eager (PyTorch itself refuses) or budget.
+    """`kind` is ok, wrong, unstable, error, eager (PyTorch itself refuses), budget or memory.
 
     `mix_order` counts the mix-order kernels that were generated, `producer_sums` what was attached
     to kernels; `detail` says what is wrong, and `ratio` is the largest error over what was allowed
