@@ -212,9 +212,7 @@ for index in range(first, 6, 1):
 
 def test_a_worker_that_crashes_is_a_row_and_the_rest_goes_on(monkeypatch: Any) -> None:
     rows: list[dict[str, Any]] = []
-    args = argparse.Namespace(
-        seed=1, graphs=6, workers=1, mode="both", device="cuda", shrink=0, python="python"
-    )
+    args = argparse.Namespace(seed=1, graphs=6, workers=1, mode="both", device="cuda", shrink=0)
     worker = fuzz.Worker(args, 0, rows.append)
     monkeypatch.setattr(
         worker, "command", lambda first: [sys.executable, "-c", CRASHING, str(first)]
@@ -228,9 +226,7 @@ def test_a_worker_that_crashes_is_a_row_and_the_rest_goes_on(monkeypatch: Any) -
 
 def test_a_worker_that_cannot_start_is_a_row_not_a_loop(monkeypatch: Any) -> None:
     rows: list[dict[str, Any]] = []
-    args = argparse.Namespace(
-        seed=1, graphs=3, workers=1, mode="both", device="cuda", shrink=0, python="python"
-    )
+    args = argparse.Namespace(seed=1, graphs=3, workers=1, mode="both", device="cuda", shrink=0)
     worker = fuzz.Worker(args, 0, rows.append)
     monkeypatch.setattr(
         worker, "command", lambda first: [sys.executable, "-c", "import sys; sys.exit('no GPU')"]
@@ -260,7 +256,12 @@ def test_what_is_right_on_stock_is_the_stacks_fault(tmp_path: Path) -> None:
         row = json.dumps({"index": 7, "kind": kind, "mix_order": 0})
         stock.write_text(f"#!/bin/sh\necho '{{\"started\": 7}}'\necho '{row}'\n")
         stock.chmod(0o755)
-        assert fuzz.is_right_on(stock, args, {"index": 7}) is right
+        worker = fuzz.Worker(args, 0, [].append)
+        assert worker.is_right_on(stock, 7) is right
+        assert worker.judge
+        worker.stop()
+        assert worker.judge.stopped
+        assert not worker.is_right_on(stock, 7)  # nobody is asked after the end
 
 
 def test_summary() -> None:

@@ -246,19 +246,36 @@ class Worker(threading.Thread):
     """Keeps one worker process going: a crash or a hang is a row, and the rest goes on."""
 
     def __init__(
-        self, args: argparse.Namespace, number: int, report: Callable[[Any], None]
+        self,
+        args: argparse.Namespace,
+        number: int,
+        report: Callable[[Any], None],
+        python: str = sys.executable,
     ) -> None:
         super().__init__(daemon=True)
-        self.args, self.number, self.report = args, number, report
+        self.args, self.number, self.report, self.python = args, number, report, python
         self.process: subprocess.Popen[str] | None = None
+        self.judge: Worker | None = None
         self.stopped = False
 
     def stop(self) -> None:
         """End the process, at once, and start no other."""
         self.stopped = True
+        if self.judge:
+            self.judge.stop()
         if self.process:
             self.process.kill()
             self.process.wait()
+
+    def is_right_on(self, python: Path, index: int) -> bool:
+        """Whether graph `index` is right where `python` runs it."""
+        rows: list[dict[str, Any]] = []
+        one = argparse.Namespace(**vars(self.args))
+        one.graphs, one.workers, one.shrink, one.stock = index + 1, 1, 0, None
+        self.judge = Worker(one, index, rows.append, str(python))
+        self.judge.stopped = self.stopped
+        self.judge.run()
+        return [row["kind"] for row in rows] == ["ok"]
 
     def run(self) -> None:
         first = self.number
@@ -269,7 +286,7 @@ class Worker(threading.Thread):
         """What runs graphs `first`, `first + workers`, …"""
         a = self.args
         return [
-            a.python, "-m", "graft.devtools.fuzz", "--seed", str(a.seed), "--graphs",
+            self.python, "-m", "graft.devtools.fuzz", "--seed", str(a.seed), "--graphs",
             str(a.graphs), "--device", a.device, "--mode", a.mode, "--workers", str(a.workers),
             "--shrink", str(a.shrink), "--first", str(first), "--out", os.devnull,
         ]  # fmt: skip
@@ -284,6 +301,8 @@ class Worker(threading.Thread):
             text=True,
             errors="replace",
         )
+        if self.stopped:  # while it started
+            process.kill()
         assert process.stdout
         assert process.stderr
         said: list[str] = []
@@ -309,6 +328,9 @@ class Worker(threading.Thread):
                 alarm.start()
             else:
                 reported = message["index"]
+                # what crashed has no blame
+                if "blame" in message and a.stock and self.is_right_on(a.stock, reported):
+                    message["blame"] = "stack"
                 self.report(message)
         if alarm:
             alarm.cancel()
@@ -331,14 +353,6 @@ class Worker(threading.Thread):
         )
         # A process that ended before its first graph would do so again.
         return a.graphs if running is None else running
-
-
-def is_right_on(python: Path, args: argparse.Namespace, row: dict[str, Any]) -> bool:
-    """Whether `row`'s graph is right where `python` runs it."""
-    rows: list[dict[str, Any]] = []
-    one = {"python": str(python), "graphs": row["index"] + 1, "workers": 1, "shrink": 0}
-    Worker(argparse.Namespace(**{**vars(args), **one}), row["index"], rows.append).run()
-    return [each["kind"] for each in rows] == ["ok"]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
@@ -375,19 +389,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.first is not None:
         work(args)
         return 0
-    args.python = sys.executable
     rows: list[dict[str, Any]] = []
     lock = threading.Lock()
     started = time.monotonic()
-    stopped = False
     # What the workers cache lies here and goes with it, however they end.
     with args.out.open("w") as out, tempfile.TemporaryDirectory(prefix="graft-fuzz-") as folder:
         os.environ["TMPDIR"] = folder
 
         def report(row: dict[str, Any]) -> None:
-            judged = "blame" in row  # what crashed has none
-            if args.stock and judged and not stopped and is_right_on(args.stock, args, row):
-                row["blame"] = "stack"
             with lock:
                 rows.append(row)
                 print(json.dumps(row), file=out, flush=True)
@@ -405,9 +414,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"{now - started:.0f} s: {summary(rows)}", flush=True)
             if args.seconds and now - started > args.seconds:
                 break
-        stopped = True
         for worker in workers:
             worker.stop()
+        for worker in workers:
+            worker.join()  # none writes to what is closed and removed below
         with lock:
             print(f"{time.monotonic() - started:.0f} s: {summary(rows)}", flush=True)
             failed = [row for row in rows if row["kind"] not in UNJUDGED]
