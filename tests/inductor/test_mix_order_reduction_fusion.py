@@ -700,10 +700,66 @@ class FewLongRowsTest(TestCase):
             get_reduction_size=lambda: [sympy.Integer(columns)],
         )
         graph = SimpleNamespace(
-            sizevars=SizeVarAllocator(), get_dtype=lambda _: torch.float32
+            sizevars=SizeVarAllocator(),
+            get_dtype=lambda _: torch.float32,
+            current_node=None,
         )
         with V.set_graph_handler(graph):
             return V.choices.leaves_rows_whole(device, rows, columns, reduction)
+
+    @parametrize("dynamic", (False, True))
+    @parametrize("wide", (torch.int64, torch.float64, torch.float32))
+    def test_wide_rows_of_which_nothing_is_made(self, wide, dynamic):
+        """One SM loads all bytes of a row, and saves one kernel alone."""
+
+        def loss(x, mask):
+            kept = mask != 0
+            loss = (x.square() * kept).sum(-1)
+            return (loss / (loss.sqrt() + 1),)
+
+        def centred(x, mask):
+            y = x * (mask != 0)
+            return ((y - 2 * y.mean(-1, keepdim=True).sqrt()).relu(),)
+
+        def maximum(x, mask):
+            return (torch.where(mask != 0, x, 0).amax(-1),)
+
+        x = torch.rand(3, 18432, device=GPU_TYPE)
+        mask = torch.randint(0, 3, x.shape, device=GPU_TYPE).to(wide)
+        if dynamic:
+            torch._dynamo.mark_dynamic(x, 0)
+            torch._dynamo.mark_dynamic(mask, 0)
+        for f, kernels in ((loss, 2), (maximum, 2), (centred, 1)):
+            torch._dynamo.reset()
+            metrics.reset()
+            self.check(f, x, mask, fused=0, kernels=kernels)
+
+    def test_rows_of_few_bytes_of_which_nothing_is_made(self):
+        x = torch.rand(3, 18432, device=GPU_TYPE)
+        mask = torch.randint(0, 3, x.shape, device=GPU_TYPE)
+        for inputs in ((x, x), (x.half(), mask.byte())):
+            torch._dynamo.reset()
+            metrics.reset()
+            self.check(lambda x, y: ((x * y).float().sum(-1),), *inputs, fused=0)
+
+    def test_what_is_made_of_wide_rows_at_last(self):
+        """Also by way of what has no element for each column."""
+        x, y = (torch.rand(3, 18432, device=GPU_TYPE) for _ in range(2))
+
+        def f(x, y):
+            scale = (x * y).amax(-1)
+            return (x / (scale * scale + 1).unsqueeze(-1),)
+
+        self.check(f, x, y, fused=0)
+
+    def test_what_the_row_was_reduced_to(self):
+        """Is used again, where the last of several reductions is not."""
+        x, y = (torch.randn(3, 18432, device=GPU_TYPE) for _ in range(2))
+
+        def divergence(x, y):
+            return ((x.softmax(-1) * (x.log_softmax(-1) - y)).sum(-1),)
+
+        self.check(divergence, x, y, fused=0)
 
     def test_the_more_rows_the_longer(self):
         """With a row for most SMs none is split, however long."""

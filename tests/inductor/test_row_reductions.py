@@ -782,6 +782,9 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(self.why(rnumel=577))
         row = Loops(512, 2, 2, False, plain=True)
         self.assertIsNone(why_looped(row, 8192))
+        row = Loops(512, 1, 2, False, narrows=True)
+        self.assertIn("cached", why_looped(row, 8192))
+        self.assertIsNone(why_looped(dataclasses.replace(row, rnumel=500), 8192))
         self.assertIn("one loop", self.why(rnumel=512, loops=1))
         self.assertIn("registers", self.why(rnumel=1024, streams=30))
 
@@ -1743,6 +1746,24 @@ class PeeledLoopsTest(TestCase):
             (softmax, True),
         ):
             _, code = self.compile(f, x)
+            self.assertEqual("R0_WHOLE" in code, peeled)
+
+    @parametrize("wide", (torch.int32, torch.int64, torch.float64))
+    def test_beside_types_of_eight_bytes(self, wide):
+        """What is loaded again a column at a time waits for memory; a softmax computes."""
+        x = torch.randn(5, COLUMNS, device=GPU_TYPE, dtype=torch.bfloat16)
+        mask = torch.randint(0, 3, x.shape, device=GPU_TYPE).to(wide)
+
+        def centred(x, mask):
+            y = x.float() * (mask != 0)
+            return y - y.mean(-1, keepdim=True)
+
+        def masked_softmax(x, mask):
+            return torch.softmax(x.float().masked_fill(mask == 0, -9), -1)
+
+        for f, peeled in ((centred, wide.itemsize < 8), (masked_softmax, True)):
+            actual, code = self.compile(f, x, mask)
+            self.assertEqual(actual, f(x, mask), atol=1e-4, rtol=1e-4)
             self.assertEqual("R0_WHOLE" in code, peeled)
 
     @parametrize("columns", (5120, 5002))

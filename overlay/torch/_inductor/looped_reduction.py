@@ -180,7 +180,7 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
     """
     Of a loop over rows. Where each column is loaded by itself with or without a mask, an
     online softmax gains, and loops that load their rows again: both are bound by their
-    instructions.
+    instructions. Beside a type of eight bytes the latter wait for memory, and lose.
 
     Where vectors are loaded, a Welford loop gains where a mask would take them apart. Else it
     loses: without a mask its weights depend on nothing that is loaded, so Triton gives them
@@ -190,7 +190,8 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
     if has_online_softmax(features):
         return True
     if vector == 1:
-        return looped_rows(features).read_again > 0
+        row = looped_rows(features)
+        return row.read_again > 0 and row.widest < 8
     return vector > 1 and (
         largest_divisor(columns, vector) < vector
         or not has_reduction(features, "welford_reduce", "welford_combine")

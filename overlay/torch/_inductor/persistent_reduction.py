@@ -451,8 +451,8 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
         return "one loop does all"
     padded = row.padded
     is_long = row.rnumel > UPSTREAM_COLUMNS
-    is_light = row.plain if row.streams > 1 else row.narrows
-    if is_long and is_light and padded == row.rnumel:
+    is_light = row.plain if is_long and row.streams > 1 else row.narrows
+    if is_light and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
     is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
     if is_long and not is_little_padded and not row.pays_for_padding:

@@ -5,6 +5,10 @@ One SM loads a row that a program has, and all SMs load one that is split. But e
 of that is a kernel more, and so is what is made of the row. So the fewer rows, the shorter
 they have to be.
 
+Where nothing is made of the row, as where a loss has its sum alone, one kernel is saved. A
+program has that time for the bytes of a row of one tensor, and not for those of several, or of
+wide types.
+
 A row need not be contiguous: a channel of a batch norm, [N, C, H, W] over N, H and W, is in
 as many pieces as there are images. What is made of such rows waits for them once more. It
 gains where it finds them in the L2 cache, and loses where they come from memory again.
@@ -17,9 +21,13 @@ from unittest.mock import patch
 
 import sympy
 
+import torch
+from torch.utils._ordered_set import OrderedSet
+
 from .dependencies import extract_read_writes, index_vars_squeeze, MemoryDep
 from .device_model import DeviceModel
-from .ir import FlexibleLayout
+from .ir import convert_shape_to_inductor, FlexibleLayout
+from .utils import sympy_product
 from .virtualized import V
 
 
@@ -31,8 +39,10 @@ if TYPE_CHECKING:
 
 
 # Columns, where all SMs but those of a row are idle. With fewer idle ones it is as many by
-# their share; with so many busy ones any number of columns.
+# their share; with so many busy ones any number of columns. It was found with rows of one
+# tensor, of up to four bytes a column: of a row of which nothing is made, that is all.
 COLUMNS = 20 * 1024
+ROW_BYTES = 4 * COLUMNS
 BUSY_SHARE = 5 / 6
 
 
@@ -43,8 +53,8 @@ def leaves_rows_whole(
     if properties.type != "cuda":
         return False
     device = DeviceModel.of(properties)
-    busy = rows / (BUSY_SHARE * device.sms)
-    if columns * (1 - busy) > COLUMNS:
+    idle = 1 - rows / (BUSY_SHARE * device.sms)
+    if columns * idle > COLUMNS:
         return False
     sizes = reduction.get_size(), reduction.get_reduction_size()
     # the same variables as those of the dependencies
@@ -57,14 +67,42 @@ def leaves_rows_whole(
         for dep in reads
         if isinstance(dep, MemoryDep) and dep.index.free_symbols >= symbols
     }
+    of_columns = [dep for dep, each in extents.items() if each > 1]
+    itemsize = sum(V.graph.get_dtype(dep.name).itemsize for dep in of_columns)
+    if columns * itemsize * idle > ROW_BYTES:
+        # what has a value for a row is mostly what the row was reduced to before
+        reduced_before = len(of_columns) < len(extents)
+        if not reduced_before and not is_used_along_rows(rows * columns):
+            return False
     if all(each <= columns for each in extents.values()):
         return True
-    itemsize = sum(
-        V.graph.get_dtype(dep.name).itemsize
-        for dep, each in extents.items()
-        if each > 1
-    )
-    return busy >= 1 and rows * columns * itemsize <= device.l2_bytes
+    return idle <= 0 and rows * columns * itemsize <= device.l2_bytes
+
+
+def is_used_along_rows(elements: int) -> bool:
+    """
+    Whether what the current node reduces ``elements`` to is used for as many, by itself or
+    by what is made of it; of no node True.
+    """
+    if V.graph.current_node is None:
+        return True
+    nodes = [V.graph.current_node]
+    seen = OrderedSet(nodes)
+    for node in nodes:
+        users = [user for user in node.users if user not in seen]
+        if any(numel_hint(user.meta.get("val")) >= elements for user in users):
+            return True
+        seen.update(users)
+        nodes += users
+    return False
+
+
+def numel_hint(value: object) -> int:
+    """Elements of the tensor that a node results in; 0 of what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    numel = sympy_product(convert_shape_to_inductor(value.shape))
+    return V.graph.sizevars.optimization_hint(numel, fallback=0)
 
 
 def extent(dep: MemoryDep, column_vars: Sequence[sympy.Symbol]) -> int:
