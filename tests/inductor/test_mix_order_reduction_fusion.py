@@ -703,6 +703,7 @@ class FewLongRowsTest(TestCase):
             sizevars=SizeVarAllocator(),
             get_dtype=lambda _: torch.float32,
             current_node=None,
+            try_get_buffer=lambda _: None,
         )
         with V.set_graph_handler(graph):
             return V.choices.leaves_rows_whole(device, rows, columns, reduction)
@@ -729,7 +730,11 @@ class FewLongRowsTest(TestCase):
         if dynamic:
             torch._dynamo.mark_dynamic(x, 0)
             torch._dynamo.mark_dynamic(mask, 0)
-        for f, kernels in ((loss, 2), (maximum, 2), (centred, 1)):
+        def kept(x, mask):
+            y = torch.where(mask != 0, x, 0)
+            return y, y.sum(-1)
+
+        for f, kernels in ((loss, 2), (maximum, 2), (kept, 2), (centred, 1)):
             torch._dynamo.reset()
             metrics.reset()
             self.check(f, x, mask, fused=0, kernels=kernels)

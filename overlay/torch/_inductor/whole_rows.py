@@ -26,13 +26,13 @@ from torch.utils._ordered_set import OrderedSet
 
 from .dependencies import extract_read_writes, index_vars_squeeze, MemoryDep
 from .device_model import DeviceModel
-from .ir import convert_shape_to_inductor, FlexibleLayout
+from .ir import ComputedBuffer, convert_shape_to_inductor, FlexibleLayout, Pointwise
 from .utils import sympy_product
 from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from .ir import Reduction
     from .runtime.hints import DeviceProperties
@@ -68,15 +68,37 @@ def leaves_rows_whole(
         if isinstance(dep, MemoryDep) and dep.index.free_symbols >= symbols
     }
     of_columns = [dep for dep, each in extents.items() if each > 1]
-    itemsize = sum(V.graph.get_dtype(dep.name).itemsize for dep in of_columns)
-    if columns * itemsize * idle > ROW_BYTES:
+    elements = rows * columns
+    if columns * idle * bytes_of_column(of_columns, elements) > ROW_BYTES:
         # what has a value for a row is mostly what the row was reduced to before
         reduced_before = len(of_columns) < len(extents)
-        if not reduced_before and not is_used_along_rows(rows * columns):
+        if not reduced_before and not is_used_along_rows(elements):
             return False
     if all(each <= columns for each in extents.values()):
         return True
-    return idle <= 0 and rows * columns * itemsize <= device.l2_bytes
+    itemsize = sum(V.graph.get_dtype(dep.name).itemsize for dep in of_columns)
+    return idle <= 0 and elements * itemsize <= device.l2_bytes
+
+
+def bytes_of_column(reads: Iterable[MemoryDep], elements: int) -> int:
+    """
+    Of what a kernel loads and stores of each column, which has ``reads``, and what makes them
+    of as many ``elements``.
+    """
+    names = OrderedSet(dep.name for dep in reads)
+    found = list(names)
+    for name in found:
+        buffer = V.graph.try_get_buffer(name)
+        if not isinstance(buffer, ComputedBuffer) or not isinstance(buffer.data, Pointwise):
+            continue
+        for dep in buffer.get_read_writes().reads:
+            if not isinstance(dep, MemoryDep) or dep.name in names:
+                continue
+            numel = V.graph.sizevars.optimization_hint(dep.get_numel(), fallback=0)
+            if numel >= elements:
+                names.add(dep.name)
+                found.append(dep.name)
+    return sum(V.graph.get_dtype(name).itemsize for name in names)
 
 
 def is_used_along_rows(elements: int) -> bool:
