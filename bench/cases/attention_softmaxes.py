@@ -1,7 +1,7 @@
 """Softmaxes of scores [batch, heads, length, length] with a bias or a mask, as models write them.
 
-What is added is broadcast over the batch, the heads or the queries, or looked up, so that the scores
-alone have an element of their own for each element of a row.
+What is added is broadcast over the batch, the heads or the queries, or looked up, so that the
+scores alone have an element of their own for each element of a row.
 """
 
 import torch
@@ -13,7 +13,14 @@ BUCKETS = 32
 SCALE = 0.125
 SHAPES = {
     "default": [(24, 12, 512)],
-    "suite": [(24, 12, 512), (16, 8, 512), (64, 12, 197), (16, 16, 577), (8, 12, 1024), (2, 12, 2048)],
+    "suite": [
+        (24, 12, 512),
+        (16, 8, 512),
+        (64, 12, 197),
+        (16, 16, 577),
+        (8, 12, 1024),
+        (2, 12, 2048),
+    ],
 }
 
 

@@ -386,6 +386,163 @@ class OneHotSumSumTest(OneHotSumTestCase):
         self.assertEqual(actual, f(index, scale), equal_nan=True)
 
 
+# Rows of one value
+
+
+ONE_VALUE = {
+    "gather": lambda x, i: x.gather(-1, i[..., None]).squeeze(-1),
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, i[..., None], -1),
+    "log_softmax": lambda x, i: x.log_softmax(-1).gather(-1, i[..., None]),
+    "policy": lambda x, i: x.gather(-1, i[..., None]).squeeze(-1) - x.logsumexp(-1),
+    "maximum": lambda x, i: x.max(-1).values,
+    "median": lambda x, i: x.median(-1).values,
+    "first": lambda x, i: x.topk(1).values,
+    "rows": lambda x, i: x.flatten(0, -2)[
+        torch.arange(i.numel(), device=x.device), i.flatten()
+    ],
+    "positions": lambda x, i: x.view(-1, 6, x.shape[-1])[
+        torch.arange(5, device=x.device)[:, None],
+        torch.arange(6, device=x.device),
+        i.view(-1, 6),
+    ],
+    "expanded": lambda x, i: x.view(-1, 6, x.shape[-1])[
+        torch.arange(5, device=x.device)[:, None].expand(5, 6),
+        torch.arange(6, device=x.device).expand(5, 6),
+        i.view(-1, 6) - 40,
+    ],
+    "last_token": lambda x, i: x.view(-1, 6, x.shape[-1])[
+        torch.arange(5, device=x.device), i.view(-1, 6)[:, 0] % 6
+    ],
+}
+
+
+@unittest.skipIf(not HAS_GPU, "no GPU")
+@instantiate_parametrized_tests
+class OneHotRowsTest(TestCase):
+    """Zeros with one value a row are compared, not stored and scattered into."""
+
+    def gradient(self, f, x, *args, scatters=0, dynamic=False):
+        """The compiled one, which is as right as eager's, and its code."""
+        torch._dynamo.reset()
+        x = x.detach().requires_grad_()
+
+        def gradient(f, x):
+            out = f(x, *args).float()
+            weights = torch.linspace(-1, 1, out.numel(), device=x.device)
+            (grad,) = torch.autograd.grad((out.flatten() * weights).sum(), x)
+            return grad
+
+        expect = gradient(f, x.double().detach().requires_grad_())
+        eager = gradient(f, x)
+        with inductor_config.patch({"force_disable_caches": True}):
+            compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
+            actual, codes = run_and_get_code(gradient, compiled, x)
+        self.assertEqual((actual.shape, actual.stride()), (eager.shape, eager.stride()))
+        self.assertEqual(actual.dtype, eager.dtype)
+        eps = 4 * torch.finfo(x.dtype).eps
+        self.assertEqual(actual.double(), expect.double(), atol=eps, rtol=eps)
+        code = "\n".join(codes)
+        self.assertEqual(code.count("tl.atomic_add(") + code.count("scatter.src("), scatters)
+        return code
+
+    def inputs(self, dtype=torch.float32, rows=(30,), columns=40):
+        x = torch.randn(*rows, columns, device=GPU_TYPE).to(dtype)
+        return x, torch.randint(columns, rows, device=GPU_TYPE)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("f", list(ONE_VALUE))
+    def test_gradients(self, f, dtype):
+        self.gradient(ONE_VALUE[f], *self.inputs(dtype))
+
+    def test_first_dimension(self):
+        x, index = self.inputs(rows=(30, 5))
+        self.gradient(lambda x, i: x.gather(0, i), x, index[:1, :, None].expand(1, 5, 40) % 30)
+
+    @parametrize("on", (False, True))
+    def test_one_kernel(self, on):
+        """What adds another gradient computes it: neither zeros nor adds are kernels."""
+        x, index = self.inputs()
+        with inductor_config.patch({SIMPLIFY: on}):
+            code = self.gradient(ONE_VALUE["policy"], x, index, scatters=not on)
+        backward = code[code.rindex("AsyncCompile()") :]
+        self.assertEqual(len(re.findall(r"\.run\(", backward)), 1 if on else 3)
+
+    @parametrize("columns", (1, 2, 40, 1025))
+    def test_columns(self, columns):
+        self.gradient(ONE_VALUE["gather"], *self.inputs(columns=columns))
+
+    def test_batches(self):
+        self.gradient(ONE_VALUE["log_softmax"], *self.inputs(rows=(2, 3, 5)))
+
+    @parametrize("f", ("gather", "rows"))
+    def test_dynamic(self, f):
+        self.gradient(ONE_VALUE[f], *self.inputs(), dynamic=True)
+
+    def test_index_of_32_bits(self):
+        x, index = self.inputs()
+        f = lambda x, i: x[torch.arange(30, device=x.device), i]  # noqa: E731
+        self.gradient(f, x, index.int())
+
+    def test_indices_from_the_end(self):
+        x, index = self.inputs()
+        f = lambda x, i: x[torch.arange(30, device=x.device), i]  # noqa: E731
+        self.gradient(f, x, index - 40)
+
+    @parametrize("value", (INF, -INF, NAN))
+    def test_special_values(self, value):
+        def f(values, index):
+            return torch.zeros(30, 40, device=GPU_TYPE).scatter_add(1, index, values)
+
+        _, index = self.inputs()
+        values = torch.full((30, 1), value, device=GPU_TYPE)
+        actual, (code,) = run_and_get_code(torch.compile(f), values, index[:, None])
+        self.assertEqual(actual, f(values, index[:, None]))
+        self.assertNotIn("tl.atomic_add(", code)
+
+    @parametrize("dtype", (torch.float16, torch.int64, torch.bool))
+    def test_a_background(self, dtype):
+        def f(values, index):
+            x = torch.full((30, 40), 3, device=GPU_TYPE, dtype=dtype)
+            return x.scatter(1, index, values), x.index_put(
+                (torch.arange(30, device=GPU_TYPE), index[:, 0]), values[:, 0]
+            )
+
+        _, index = self.inputs()
+        values = torch.randn(30, 1, device=GPU_TYPE).to(dtype)
+        actual, (code,) = run_and_get_code(torch.compile(f), values, index[:, None])
+        self.assertEqual(actual, f(values, index[:, None]))
+        self.assertEqual(len(re.findall(r"\.run\(", code)), 1)
+
+    def test_as_ever(self):
+        """Two values a row, a row without one, rows in another order, and other zeros."""
+        x, index = self.inputs()
+        two = torch.stack((index, index.flip(0)), 1)
+        self.gradient(lambda x, i: x.gather(-1, i), x, two, scatters=1)
+        self.gradient(lambda x, i: x[:20].gather(-1, i), x, index[:20, None])
+        self.gradient(lambda x, i: x.gather(-1, i), x, index[:20, None], scatters=1)
+        order = torch.randperm(30, device=GPU_TYPE)
+        self.gradient(lambda x, i: x[order, i], x, index, scatters=1)
+        every_other = torch.arange(0, 30, 2, device=GPU_TYPE)
+        self.gradient(lambda x, i: x[every_other, i[:15]], x, index, scatters=1)
+
+        def added(values, index):
+            return torch.ones(30, 40, device=GPU_TYPE).scatter_add(1, index, values)
+
+        args = torch.randn(30, 1, device=GPU_TYPE), index[:, None]
+        actual, (code,) = run_and_get_code(torch.compile(added), *args)
+        self.assertEqual(actual, added(*args))
+        self.assertIn("tl.atomic_add(", code)
+
+    def test_two_gathers(self):
+        """Of one tensor: both gradients are computed where they are added."""
+        x, index = self.inputs()
+
+        def f(x, i):
+            return x.gather(-1, i[:, None]) * x.gather(-1, i.flip(0)[:, None])
+
+        self.gradient(f, x, index)
+
+
 # Sums by few buckets
 
 
