@@ -32,6 +32,10 @@ def _read_and_write(shape, dtype):
     return m * n * (2 * dtype.itemsize + 8)
 
 
+def _read_and_write_and_sum(shape, dtype):
+    return _read_and_write(shape, dtype) + shape[0] * dtype.itemsize
+
+
 def _read_only(shape, dtype):
     m, n = shape
     return m * n * (dtype.itemsize + 8) + m * dtype.itemsize
@@ -67,7 +71,7 @@ CASES = [
         token_masked_sum,
         _tokens,
         SHAPES,
-        bytes_moved=_read_and_write,
+        bytes_moved=_read_and_write_and_sum,
     ),
     Case(
         "token_centred",
