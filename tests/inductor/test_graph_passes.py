@@ -279,8 +279,26 @@ class OneHotSumSumTest(OneHotSumTestCase):
             hits = scattered(index, 0, 1, scale.dtype)
             return (hits * scale - hits / scale).sum(-1)
 
-        for f in (product, condition, two_conditions, quotient, difference):
+        def values(index, scale):
+            zeros = torch.zeros(21, 40, dtype=scale.dtype, device=scale.device)
+            return zeros.scatter_add(1, index, scale).sum(-1)
+
+        for f in (product, condition, two_conditions, quotient, difference, values):
             self.check(f, self.index(), self.scale(21, 1), count=1)
+
+    @parametrize("form", ("scatter_add", "scatter", "index_put"))
+    def test_a_value_a_row(self, form):
+        def f(index, values, scale):
+            miss = 0.0 if form == "scatter_add" else 0.5
+            rows = torch.full((21, 40), miss, dtype=scale.dtype, device=scale.device)
+            if form == "index_put":
+                place = torch.arange(21, device=index.device), index.squeeze(1)
+                rows = rows.index_put(place, values.squeeze(1))
+            else:
+                rows = getattr(rows, form)(1, index, values)
+            return ((rows + 0.25) * scale).sum(-1)
+
+        self.check(f, self.index(), self.scale(21, 1), self.scale(21, 1))
 
     def test_zero_by_cancellation(self):
         # is not known to be zero

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch._inductor import looped_reduction, pointwise_rows
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.triton import FixedTritonConfig
+from torch._inductor.looped_rows import FEW_ROWS, SHORT_ROW
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
@@ -31,6 +32,12 @@ def cross_entropy(x, y):
 
 def smoothed(x, y):
     return F.cross_entropy(x, y, label_smoothing=0.1)
+
+
+def log_probabilities(x, y):
+    """Of chosen tokens, as the losses of policies have them."""
+    chosen = x.float().log_softmax(-1).gather(-1, y.clamp(min=0)[:, None])
+    return -chosen.mean()
 
 
 def next_tokens(x, y):
@@ -101,11 +108,19 @@ class LossTest(PointwiseRowsTestCase):
         return torch.tensor([0, columns - 1, -100, 17, 4096, 3], device=GPU_TYPE)
 
     @parametrize("dtype", (torch.float32, torch.bfloat16))
-    @parametrize("loss", (cross_entropy, smoothed, next_tokens))
+    @parametrize("loss", (cross_entropy, smoothed, next_tokens, log_probabilities))
     def test_loss(self, loss, dtype):
         code = self.check(loss, self.rows(dtype=dtype), self.targets())
         self.assertNotIn(f"// {COLUMNS}", code)
         self.assertNotIn("tl.sum", code.split(LOOP)[1])
+
+    @parametrize("columns", (5001, SHORT_ROW + 1))
+    @parametrize("loss", (cross_entropy, log_probabilities))
+    def test_few_rows(self, loss, columns):
+        """Their sums are left where a row is short, by a loop before that of the gradient."""
+        loops = 2 if columns <= SHORT_ROW else 0
+        x = self.rows(columns, columns)
+        self.check(loss, x, self.targets(columns), loops, rows=FEW_ROWS)
 
     @parametrize("columns", (5001, 5002, 5008, 6144))
     def test_columns(self, columns):

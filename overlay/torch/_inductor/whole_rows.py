@@ -69,7 +69,7 @@ def leaves_rows_whole(
     }
     of_columns = [dep for dep, each in extents.items() if each > 1]
     elements = rows * columns
-    if columns * idle * bytes_of_column(of_columns, elements) > ROW_BYTES:
+    if idle > 0 and columns * idle * bytes_of_column(of_columns, elements) > ROW_BYTES:
         # what has a value for a row is mostly what the row was reduced to before
         reduced_before = len(of_columns) < len(extents)
         if not reduced_before and not is_used_along_rows(elements):

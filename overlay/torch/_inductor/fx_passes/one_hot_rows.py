@@ -28,6 +28,9 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 INDEX_TYPES = (torch.int32, torch.int64)
+# Of tensors. That of a number is compared by ``scatter_upon_const_tensor``.
+COMPARED = (aten.scatter_add.default, aten.scatter.src, aten.index_put.default)
+SCATTERS = (*COMPARED, aten.scatter.value)
 # What leaves positions in order.
 VIEWS = (aten.expand.default, aten.unsqueeze.default, aten.view.default)
 
@@ -36,15 +39,16 @@ VIEWS = (aten.expand.default, aten.unsqueeze.default, aten.view.default)
 class OneHotRows:
     """
     What ``node`` computes: ``values`` where the position along ``dim`` is ``index``, and
-    elsewhere the number that fills ``background``. Both have a size of one along ``dim``, or
-    lack that dimension, and then an index below zero is counted from the end.
+    elsewhere the number that fills ``background``. Values are a number, or as the index is:
+    of a size of one along ``dim``, or without that dimension, and then an index below zero is
+    counted from the end. One that is not within its row is an error of the scatter's.
     """
 
     node: Node
     background: Node
     dim: int
     index: Node
-    values: Node
+    values: Any  # a node or a number
     lacks_dim: bool
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
@@ -61,14 +65,14 @@ class OneHotRows:
         fake = self.background.meta["val"]
         columns, trailing = sizes[self.dim], fake.ndim - 1 - self.dim
         index, values = self.index, self.values
-        options = {"dtype": index.meta["val"].dtype, "device": fake.device}
         positions = self.call(
             prims.iota.default,
             columns,
             start=0,
             step=1,
+            dtype=index.meta["val"].dtype,
+            device=fake.device,
             requires_grad=False,
-            **options,
         )
         if self.lacks_dim:
             from_end = self.call(aten.add.Tensor, index, columns)
@@ -93,10 +97,9 @@ def compare_one_hot_rows(graph: Graph) -> int:
     """Replace scatters of one value a row into a constant; returns how many there were."""
     if not config.simplify_one_hot_sums:
         return 0
-    targets = (aten.scatter_add.default, aten.scatter.src, aten.index_put.default)
     nodes = [
         node
-        for target in targets
+        for target in COMPARED
         for node in graph.find_nodes(op="call_function", target=target)
     ]
     return sum(_replace(node) for node in nodes)
@@ -104,7 +107,7 @@ def compare_one_hot_rows(graph: Graph) -> int:
 
 def _replace(node: Node) -> bool:
     found = one_hot_rows_of(node)
-    if found is None:
+    if found is None or not is_gpu(node.meta["val"].device.type):
         return False
     before = node.prev
     with node.graph.inserting_before(node):
@@ -120,7 +123,9 @@ def _replace(node: Node) -> bool:
 
 
 def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
-    """What ``node``, one of three kinds of scatters, computes; None of anything else."""
+    """What ``node``, one of four kinds of scatters, computes; None of anything else."""
+    if node.target not in SCATTERS:
+        return None
     by_positions = node.target is aten.index_put.default
     if by_positions:
         background, indices, values = cast(tuple[Any, ...], node.args[:3])
@@ -128,9 +133,11 @@ def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
     else:
         background, dim, index, values = cast(tuple[Any, ...], node.args[:4])
         adds = node.target is aten.scatter_add.default
+    of_number = not isinstance(values, Node)
     if (
         node.kwargs
-        or not all(map(has_value, (node, background, index, values)))
+        or not all(map(has_value, (node, background, index)))
+        or not (of_number or has_value(values))
         or background.target is not aten.full.default
         or (adds and background.args[1] != 0)
     ):
@@ -138,8 +145,7 @@ def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
     fake = background.meta["val"]
     if (
         fake.ndim == 0
-        or not is_gpu(fake.device.type)
-        or values.meta["val"].dtype != fake.dtype
+        or not (of_number or values.meta["val"].dtype == fake.dtype)
         or index.meta["val"].dtype not in INDEX_TYPES
     ):
         return None
@@ -147,7 +153,9 @@ def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
     before, behind = fake.shape[:dim], fake.shape[dim + 1 :]
     if not by_positions:
         rows = (*before, 1, *behind)
-        if not is_of_shape(index, rows) or not is_of_shape(values, rows):
+        if not is_of_shape(index, rows):
+            return None
+        if not (of_number or is_of_shape(values, rows)):
             return None
     elif not (
         is_of_shape(index, before)
@@ -160,11 +168,10 @@ def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
 
 def is_positions(node: Optional[Node], dim: int, sizes: torch.Size) -> bool:
     """Whether ``node`` is each element's position along ``dim``, broadcast to ``sizes``."""
-    while has_value(node) and node.target is aten.expand.default:  # type: ignore[union-attr]
-        node = node.args[0]  # type: ignore[assignment, union-attr]
-    if not has_value(node):
+    if not isinstance(node, Node) or not has_value(node):
         return False
-    assert node is not None
+    if node.target is aten.expand.default:
+        return is_positions(cast(Node, node.args[0]), dim, sizes)
     shape = [1] * len(sizes)
     shape[dim] = sizes[dim]
     if not is_of_shape(node, shape[len(sizes) - node.meta["val"].ndim :]):

@@ -2,11 +2,11 @@
 Sums over rows that have two values: one where the row's index is, one elsewhere.
 
 With smoothed labels the gradient of a cross entropy by the log-probabilities, [rows, n], is
-one value but for the target's column. The backward of the log-softmax sums it over each
-row: a loop of its own that stores the row for the next, or a reduction that the whole row
-waits for. The elements are pointwise functions of a one-hot row and of what all the row
-shares, so each is ``hit`` or ``miss``, and the sum is ``hit + (n - 1) * miss``. Nothing is
-left to reduce.
+one value but for the target's column, and that of one gathered from each row is zero but for
+it. The backward of the log-softmax sums it over each row: a loop of its own that stores the row
+for the next, or a reduction that the whole row waits for. The elements are pointwise functions
+of a one-hot row and of what all the row shares, so each is ``hit`` or ``miss``, and the sum is
+``hit + (n - 1) * miss``. Nothing is left to reduce.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from torch.utils._ordered_set import OrderedSet
 
 from .. import config
 from ..device_model import DeviceModel
+from ..looped_rows import SHORT_ROW
 from ..pointwise_rows import is_worth_a_loop
 from ..runtime.hints import DeviceProperties
+from .bucketed_sum import is_of_shape
 from .inserted import insert_like
+from .one_hot_rows import one_hot_rows_of, OneHotRows, SCATTERS
 
 
 aten = torch.ops.aten
@@ -47,9 +50,8 @@ def simplify_one_hot_sums(graph: Graph) -> int:
     """
     Replace the sums over rows of two values; returns how many there were.
 
-    Rows that are zero elsewhere keep theirs, for which nothing is stored, unless the
-    pointwise kernel loops over rows: the division that finds an element's column in
-    another takes longer than the sum.
+    Rows that are zero elsewhere keep theirs, for which nothing is stored, unless they are
+    long: the division that finds an element's column takes longer than the sum.
     """
     if not config.simplify_one_hot_sums:
         return 0
@@ -77,7 +79,7 @@ def _replace(node: Node) -> bool:
     one_hot = one_hot_of(source, dim)
     if one_hot is None:
         return False
-    if is_zero_elsewhere(source) and not loops_over_rows(value, dim):
+    if is_zero_elsewhere(source) and not has_long_rows(value, dim):
         return False
     with node.graph.inserting_before(node):
         rows = _Rows(node, one_hot, dim)
@@ -86,42 +88,38 @@ def _replace(node: Node) -> bool:
             total = rows.call(aten.squeeze.dim, total, dim)
         # Stored, as the sum was: inlined in what uses it, its loads would be added to
         # theirs, which may be too many for one buffer, and what is not stored at once is
-        # not in place.
-        strides = total.meta["val"].stride()
-        total = rows.call(prims.inductor_force_stride_order.default, total, strides)
+        # not in place. A row's one value is there already.
+        if not rows.is_value(source):
+            strides = total.meta["val"].stride()
+            order = prims.inductor_force_stride_order.default
+            total = rows.call(order, total, strides)
     node.replace_all_uses_with(total)
     node.graph.erase_node(node)
     return True
 
 
-def one_hot_of(source: Node, dim: int) -> Optional[Node]:
+def one_hot_of(source: Node, dim: int) -> Optional[OneHotRows]:
     """
-    The one scatter of a number into a constant that ``source`` is a pointwise function of,
-    with what is the same along ``dim`` (negative), an index for each row; None without.
+    The one-hot rows along ``dim`` (negative) that ``source`` is a pointwise function of, with
+    what is the same along it; None of several, or without.
     """
-    pending, seen, found = [source], OrderedSet[Node](), []
+    pending, seen = [source], OrderedSet[Node]()
+    found: list[OneHotRows] = []
     while pending:
         node = pending.pop()
         if node in seen or is_same_along(node, dim):
             continue
         seen.add(node)
-        if _is_one_hot(node, dim):
-            found.append(node)
+        one_hot = one_hot_rows_of(node)
+        if one_hot is not None and one_hot.dim - node.meta["val"].ndim == dim:
+            found.append(one_hot)
         elif node.target in POINTWISE:
             pending.extend(node.all_input_nodes)
         else:
             return None
-    if len(found) != 1:
+    if len(found) != 1 or not is_of_shape(found[0].node, source.meta["val"].shape):
         return None
-    rows = list(source.meta["val"].shape)
-    rows[dim] = 1
-    index = cast(Node, found[0].args[2]).meta.get("val")
-    is_index_a_row = (
-        index is not None
-        and len(rows) == index.ndim
-        and all(statically_known_true(a == b) for a, b in zip(rows, index.shape))
-    )
-    return found[0] if is_index_a_row else None
+    return found[0]
 
 
 def is_same_along(node: Node, dim: int) -> bool:
@@ -138,11 +136,16 @@ def is_same_along(node: Node, dim: int) -> bool:
     return is_same_along(cast(Node, node.args[0]), dim)
 
 
-def loops_over_rows(value: torch.Tensor, dim: int) -> bool:
-    """Whether a pointwise kernel of ``value`` would loop over its rows, along ``dim``."""
+def has_long_rows(value: torch.Tensor, dim: int) -> bool:
+    """
+    Whether a pointwise kernel of ``value`` would loop over its rows, along ``dim``, or a
+    reduction of them would, which reads them twice.
+    """
     columns = value.shape[-1]
     if dim != -1 or value.device.type != "cuda" or not isinstance(columns, int):
         return False
+    if columns > SHORT_ROW:
+        return True
     rows = value.numel() // columns
     if not isinstance(rows, int):
         rows = rows.node.hint if rows.node.has_hint() else 0
@@ -157,7 +160,7 @@ def is_zero_elsewhere(source: Node) -> bool:
     def is_zero(value: Any) -> bool:
         if not isinstance(value, Node):
             return value == 0
-        if value.target is aten.scatter.value:
+        if value.target in SCATTERS:
             return is_zero(value.args[0])
         if value.target in (aten.full.default, aten.scalar_tensor.default):
             return is_zero(value.args[-1])
@@ -167,41 +170,34 @@ def is_zero_elsewhere(source: Node) -> bool:
     return is_zero(source)
 
 
-def _is_one_hot(node: Node, dim: int) -> bool:
-    # An index that is not within the row is an error of scatter's.
-    if node.target is not aten.scatter.value or "val" not in node.meta:
-        return False
-    background, along, _, hit = cast(tuple[Node, int, Node, Any], node.args)
-    ndim = node.meta["val"].ndim
-    return (
-        background.target is aten.full.default
-        and along % ndim - ndim == dim
-        and not isinstance(hit, Node)
-    )
-
-
 class _Rows:
     """The values of rows, [..., 1, ...], as nodes that it inserts for a sum of them."""
 
-    def __init__(self, node: Node, one_hot: Node, dim: int) -> None:
+    def __init__(self, node: Node, one_hot: OneHotRows, dim: int) -> None:
         self.node = node
         self.one_hot = one_hot
         self.dim = dim
-        background, _, _, self.hit = cast(tuple[Node, Any, Any, Any], one_hot.args)
-        self.sizes, self.miss = cast(tuple[list[Any], Any], background.args)
+        self.sizes, self.miss = cast(tuple[list[Any], Any], one_hot.background.args)
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A node like the sum, but for what it computes."""
         return insert_like(self.node, target, *args, **kwargs)
 
+    def is_value(self, source: Node) -> bool:
+        """Whether the sum of each row of ``source`` is its one value: all else is zero."""
+        while source.target is prims.convert_element_type.default:
+            source = cast(Node, source.args[0])
+        return source is self.one_hot.node and self.miss == 0
+
     def sum(self, source: Node) -> Node:
         """The sum of each row of ``source``; of halves, in single precision."""
         result = self.node.meta["val"].dtype
         dtype = torch.promote_types(result, torch.float32)
-        hit, miss = (
-            self.call(prims.convert_element_type.default, self.value(source, x), dtype)
-            for x in (self.hit, self.miss)
-        )
+        convert = functools.partial(self.call, prims.convert_element_type.default)
+        hit = convert(self.value(source, True), dtype)
+        if self.is_value(source):
+            return convert(hit, result)
+        miss = convert(self.value(source, False), dtype)
         others = self.sizes[self.dim]
         others = (
             others - 1
@@ -211,15 +207,15 @@ class _Rows:
         total = self.call(
             aten.add.Tensor, hit, self.call(aten.mul.Tensor, miss, others)
         )
-        return self.call(prims.convert_element_type.default, total, result)
+        return convert(total, result)
 
-    def value(self, source: Node, element: Any) -> Node:
-        """``source`` where the one-hot tensor is ``element``."""
+    def value(self, source: Node, is_hit: bool) -> Node:
+        """``source`` where the row's index is, or elsewhere."""
 
         @functools.cache
         def value(node: Node) -> Node:
-            if node is self.one_hot:
-                return self.constant(element)
+            if node is self.one_hot.node:
+                return self.hit() if is_hit else self.constant(self.miss)
             if is_same_along(node, self.dim):
                 return self.of_row(node)
             args = cast(tuple[Any, ...], map_arg(node.args, value))
@@ -227,9 +223,18 @@ class _Rows:
 
         return value(source)
 
+    def hit(self) -> Node:
+        """The value of each row that is at its index."""
+        values = self.one_hot.values
+        if not isinstance(values, Node):
+            return self.constant(values)
+        if self.one_hot.lacks_dim:
+            return self.call(aten.unsqueeze.default, values, self.one_hot.dim)
+        return values
+
     def constant(self, element: Any) -> Node:
         """A one-hot tensor's ``element`` in every row."""
-        fake, sizes = self.one_hot.meta["val"], [*self.sizes]
+        fake, sizes = self.one_hot.node.meta["val"], [*self.sizes]
         sizes[self.dim] = 1
         return self.call(
             aten.full.default,
