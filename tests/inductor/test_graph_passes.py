@@ -300,6 +300,19 @@ class OneHotSumSumTest(OneHotSumTestCase):
 
         self.check(f, self.index(), self.scale(21, 1), self.scale(21, 1))
 
+    @parametrize("miss", (0.0, 0.25))
+    def test_layout(self, miss):
+        """Sums are laid out as those of the rows are, whatever the values are."""
+
+        def f(index, values):
+            rows = torch.zeros(3, 7, 17000, device=values.device)
+            rows = rows.scatter_add(2, index, values)
+            return (rows + miss if miss else rows).sum(-1)
+
+        index = torch.arange(21, device=GPU_TYPE).view(3, 7, 1)
+        actual, _ = self.run_code(f, index, self.scale(7, 3, 1).transpose(0, 1))
+        self.assertEqual(actual.stride(), (7, 1))
+
     def test_zero_by_cancellation(self):
         # is not known to be zero
         def f(index, scale):

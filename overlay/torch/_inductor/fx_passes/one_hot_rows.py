@@ -112,14 +112,19 @@ def _replace(node: Node) -> bool:
     before = node.prev
     with node.graph.inserting_before(node):
         result = found.compared()
-    strides = result.meta["val"].stride(), node.meta["val"].stride()
-    if not all(statically_known_true(a == b) for a, b in zip(*strides)):
+    if not have_same_strides(result, node):
         while node.prev is not before:
             node.graph.erase_node(node.prev)
         return False
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
     return True
+
+
+def have_same_strides(a: Node, b: Node) -> bool:
+    """Whether two nodes of one shape are known to be laid out in one way."""
+    strides = a.meta["val"].stride(), b.meta["val"].stride()
+    return all(statically_known_true(x == y) for x, y in zip(*strides))
 
 
 def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:

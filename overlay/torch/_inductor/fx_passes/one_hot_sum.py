@@ -28,7 +28,12 @@ from ..pointwise_rows import is_worth_a_loop
 from ..runtime.hints import DeviceProperties
 from .bucketed_sum import is_of_shape
 from .inserted import insert_like
-from .one_hot_rows import one_hot_rows_of, OneHotRows, SCATTERS
+from .one_hot_rows import (
+    have_same_strides,
+    one_hot_rows_of,
+    OneHotRows,
+    SCATTERS,
+)
 
 
 aten = torch.ops.aten
@@ -89,10 +94,9 @@ def _replace(node: Node) -> bool:
         # Stored, as the sum was: inlined in what uses it, its loads would be added to
         # theirs, which may be too many for one buffer, and what is not stored at once is
         # not in place. A row's one value is there already.
-        if not rows.is_value(source):
-            strides = total.meta["val"].stride()
+        if not (rows.is_value(source) and have_same_strides(total, node)):
             order = prims.inductor_force_stride_order.default
-            total = rows.call(order, total, strides)
+            total = rows.call(order, total, result.stride())
     node.replace_all_uses_with(total)
     node.graph.erase_node(node)
     return True
