@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graft.devtools import fuzz
@@ -36,6 +36,7 @@ def make(program: Program, widen: bool = False) -> list[torch.Tensor]:
     return [t.double() if widen and t.is_floating_point() else t for t in tensors]
 
 
+@example(generate_scans(random.Random(2175), "small"))  # has a topk of bools
 @given(small_programs | scans)
 @settings(max_examples=90, deadline=None)
 def test_a_program_is_python_that_runs_and_reads_what_it_is_given(program: Program) -> None:
