@@ -11,6 +11,10 @@ from torch._inductor.mix_order_row_cost import RowCost
 from torch._inductor.mix_order_row_split import row_split
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.test_case import run_tests, TestCase
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+)
 from torch.testing._internal.inductor_utils import HAS_GPU
 
 
@@ -30,6 +34,7 @@ def properties(cc=90, **changes):
     )
 
 
+@instantiate_parametrized_tests
 class DeviceModelTest(TestCase):
     """What the cost models take of a GPU."""
 
@@ -54,6 +59,28 @@ class DeviceModelTest(TestCase):
                 self.assertEqual(DeviceModel.of(gpu).memory_GBs, found or None)
         device_model._of_cuda.cache_clear()
 
+    @parametrize(
+        "name, sms, cc, GHz, GBs, slots",
+        (
+            ("A100", 108, 80, 1.41, 2039, 11),
+            ("H100", 132, 90, 1.98, 3350, 11),
+            ("H200", 132, 90, 1.98, 4800, 8),
+            ("B200", 148, 100, 1.965, 8000, 5),
+            ("silent", 132, 90, 0, 3350, DeviceModel.slots_per_byte),
+        ),
+    )
+    def test_slots_per_byte(self, name, sms, cc, GHz, GBs, slots):
+        """What an SM issues while memory moves a byte is no constant: clock and bandwidth."""
+        gpu = properties(cc, multi_processor_count=sms)
+        said = {"sm_clock_rate": GHz * 1e6}
+        with (
+            mock.patch("triton.runtime.driver") as driver,
+            mock.patch.object(device_model, "memory_GBs", return_value=GBs),
+        ):
+            driver.active.utils.get_device_properties.return_value = said
+            model = device_model._of_cuda.__wrapped__(gpu)
+        self.assertEqual(round(model.slots_per_byte), slots)
+
     def test_what_it_does_not_say(self):
         bare = DeviceProperties("cuda", 0, 132, 90)
         self.assertEqual(DeviceModel.of(bare), DeviceModel.of(properties()))
@@ -67,7 +94,8 @@ class DeviceModelTest(TestCase):
     def test_architectures(self):
         for cc, model in ARCHITECTURES.items():
             found = DeviceModel.of(properties(cc))
-            self.assertEqual(dataclasses.replace(found, sms=1, memory_GBs=None), model)
+            said = {"sms": 1, "memory_GBs": None, "slots_per_byte": model.slots_per_byte}
+            self.assertEqual(dataclasses.replace(found, **said), model)
         kib = [DeviceModel.of(properties(cc)).shared_memory_kib for cc in (80, 90, 100)]
         self.assertEqual(kib, [163, 227, 227])
 

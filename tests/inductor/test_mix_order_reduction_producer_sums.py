@@ -884,9 +884,10 @@ class ProducerSumModelTest(TestCase):
     def test_few_warps(self):
         """They issue in some of the slots, where a kernel of its own does in all."""
         cost = self.cost(columns=4096, before=None)
-        busy = dataclasses.replace(cost, slots=16 * DeviceModel.slots_per_byte)
+        gpu = DeviceModel.of(self.H200)
+        busy = dataclasses.replace(cost, slots=16 * gpu.slots_per_byte)
         for warps, pays in ((DeviceModel.issuing_warps, True), (2, False)):
-            split = row_split(cost.after, DeviceModel.of(self.H200), 32768)
+            split = row_split(cost.after, gpu, 32768)
             split = dataclasses.replace(split, num_warps=warps, programs_per_sm=1)
             with mock.patch.object(mix_order_producer_sum_cost, "row_split") as found:
                 found.return_value = split

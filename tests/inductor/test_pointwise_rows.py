@@ -1,6 +1,7 @@
 # Owner(s): ["module: inductor"]
 
 import contextlib
+import dataclasses
 import unittest
 from unittest import mock
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch._inductor import looped_reduction, pointwise_rows
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.triton import FixedTritonConfig
+from torch._inductor.device_model import DeviceModel
 from torch._inductor.looped_rows import FEW_ROWS, SHORT_ROW
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
@@ -48,8 +50,11 @@ def next_tokens(x, y):
 
 class PointwiseRowsTestCase(TestCase):
     @contextlib.contextmanager
-    def few_rows(self, rows=0, **options):
-        """Within, what is compiled is compiled anew, as if `rows` an SM were few."""
+    def few_rows(self, rows=0, slots=8, **options):
+        """
+        Within, what is compiled is compiled anew, as if `rows` an SM were few, and it
+        issued `slots` in the time of a byte.
+        """
         torch._dynamo.reset()
         options = {
             "split_reductions": False,
@@ -58,8 +63,11 @@ class PointwiseRowsTestCase(TestCase):
             "force_disable_caches": True,
             **options,
         }
+        model_of = DeviceModel.of
+        as_fast = lambda gpu: dataclasses.replace(model_of(gpu), slots_per_byte=slots)
         with (
             inductor_config.patch(options),
+            mock.patch.object(DeviceModel, "of", as_fast),
             mock.patch.object(looped_reduction, "FEW_ROWS", rows),
             mock.patch.object(pointwise_rows, "FEW_ROWS", rows),
         ):
@@ -127,6 +135,12 @@ class LossTest(PointwiseRowsTestCase):
         """Rows of an odd length, one behind the other, have vectors as one index has them."""
         x = torch.randn(6, columns, device=GPU_TYPE, dtype=torch.bfloat16)
         self.check(cross_entropy, x, self.targets(columns), loops=1 - columns % 2)
+
+    @parametrize("slots, loops", ((5, 1), (8, 1), (11, 0)))
+    def test_issue_rate(self, slots, loops):
+        """The faster an SM is by its memory, the sooner one index waits for memory alone."""
+        x = torch.randn(6, 5008, device=GPU_TYPE, dtype=torch.bfloat16)
+        self.check(cross_entropy, x, self.targets(5008), loops, slots=slots)
 
     def test_ignored(self):
         self.check(

@@ -54,6 +54,11 @@ class DeviceModel:
     """Memory bandwidth by the data sheet, 10^9 bytes a second, from the bus and the clock
     that the driver says; None where it does not."""
 
+    slots_per_byte: float = 8
+    """Issue slots of an element in the time of a byte of memory traffic: SMs x
+    ``lanes_per_sm`` x clock / (``copy_share`` x ``memory_GBs``). Where the driver does not
+    say the clock or the bandwidth, an H200's: 132 x 128 x 1.98 GHz / 4.2 TB/s."""
+
     # of the architecture
 
     shared_memory_kib: int = 48
@@ -140,9 +145,8 @@ class DeviceModel:
     adjoins none of its row, by that of a byte from memory, beyond that one: 1.3 to 9 in five
     gathers on an H200. With less than 0.8 they are slower as mix-order kernels."""
 
-    slots_per_byte: int = 8
-    """Issue slots of an element in the time of a byte of memory traffic: SMs x 128 lanes x
-    clock / copy bandwidth, of an H200 132 x 128 x 1.98 GHz / 4.2 TB/s."""
+    copy_share: float = 0.875
+    """What a copy reaches of ``memory_GBs``: 4.2 TB/s of 4.8 on an H200."""
 
     function_slot_bytes: float = 0.36
     """Bytes of memory traffic in the time of an issue slot of a slow function, with what is
@@ -210,7 +214,7 @@ def _of_cuda(device: DeviceProperties) -> DeviceModel:
             architecture = dataclasses.replace(
                 architecture, prefetch_bytes=SM_90.prefetch_bytes
             )
-    return dataclasses.replace(
+    model = dataclasses.replace(
         architecture,
         sms=device.multi_processor_count or 1,
         registers_per_sm=device.regs_per_multiprocessor or architecture.registers_per_sm,
@@ -219,6 +223,23 @@ def _of_cuda(device: DeviceProperties) -> DeviceModel:
         or architecture.warps_per_sm,
         memory_GBs=memory_GBs(device),
     )
+    clock = sm_GHz(device)
+    if clock is None or model.memory_GBs is None:
+        return model
+    slots = model.sms * model.lanes_per_sm * clock
+    copy_GBs = model.copy_share * model.memory_GBs
+    return dataclasses.replace(model, slots_per_byte=slots / copy_GBs)
+
+
+def sm_GHz(device: DeviceProperties) -> Optional[float]:
+    """The highest clock of an SM of ``device``, in 10^9 Hz; None where it is not known."""
+    try:
+        from triton.runtime import driver  # not there without Triton
+
+        said = driver.active.utils.get_device_properties(device.index)
+        return said["sm_clock_rate"] * 1e-6 or None
+    except Exception:  # of a driver: whatever it does not know
+        return None
 
 
 def memory_GBs(device: DeviceProperties) -> Optional[float]:

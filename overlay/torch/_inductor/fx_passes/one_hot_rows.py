@@ -138,11 +138,11 @@ def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
     else:
         background, dim, index, values = cast(tuple[Any, ...], node.args[:4])
         adds = node.target is aten.scatter_add.default
-    of_number = not isinstance(values, Node)
+    # none of a number
+    tensors = [values] if isinstance(values, Node) else []
     if (
         node.kwargs
-        or not all(map(has_value, (node, background, index)))
-        or not (of_number or has_value(values))
+        or not all(map(has_value, (node, background, index, *tensors)))
         or background.target is not aten.full.default
         or (adds and background.args[1] != 0)
     ):
@@ -150,7 +150,7 @@ def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
     fake = background.meta["val"]
     if (
         fake.ndim == 0
-        or not (of_number or values.meta["val"].dtype == fake.dtype)
+        or any(each.meta["val"].dtype != fake.dtype for each in tensors)
         or index.meta["val"].dtype not in INDEX_TYPES
     ):
         return None
@@ -158,9 +158,7 @@ def one_hot_rows_of(node: Node) -> Optional[OneHotRows]:
     before, behind = fake.shape[:dim], fake.shape[dim + 1 :]
     if not by_positions:
         rows = (*before, 1, *behind)
-        if not is_of_shape(index, rows):
-            return None
-        if not (of_number or is_of_shape(values, rows)):
+        if not all(is_of_shape(each, rows) for each in (index, *tensors)):
             return None
     elif not (
         is_of_shape(index, before)
