@@ -64,7 +64,10 @@ class PointwiseRowsTestCase(TestCase):
             **options,
         }
         model_of = DeviceModel.of
-        as_fast = lambda gpu: dataclasses.replace(model_of(gpu), slots_per_byte=slots)
+
+        def as_fast(gpu):
+            return dataclasses.replace(model_of(gpu), slots_per_byte=slots)
+
         with (
             inductor_config.patch(options),
             mock.patch.object(DeviceModel, "of", as_fast),

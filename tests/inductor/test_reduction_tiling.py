@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import os
 import re
+import tempfile
 import unittest
 from contextlib import nullcontext
 from unittest import mock
@@ -669,6 +670,177 @@ class FollowWritesTest(BlockReductionTestBase):
         code = self.check(sum_other, randn(512, 64))
         self.assertIsNotNone(self.tile(code))
         self.assert_y_first(code, False)
+
+
+def both_ways(f):
+    """``f`` by blocks of columns, and of rows, which are transposed."""
+    return lambda x: (*f(x), *f(x.t().contiguous()))
+
+
+def flattened(x, block=32):
+    blocks = x.reshape(-1, block)
+    amax = blocks.abs().amax(1).unsqueeze(1)
+    return (blocks / amax).reshape(x.shape), amax
+
+
+def flattened_both_ways(x):
+    """Transposed back."""
+    scaled, amax = flattened(x.t().contiguous())
+    return *flattened(x), scaled.t(), amax
+
+
+def scale_moved(x):
+    """Of what is computed of the matrix."""
+    return scale(x * 0.5 - 1)
+
+
+def centered_scale(x):
+    """Two reductions of a block, of which the second needs the first."""
+    blocks = x.reshape(x.shape[0], -1, 32)
+    centered = blocks - blocks.sum(-1, keepdim=True) / 32
+    amax = centered.abs().amax(-1, keepdim=True)
+    return (centered / amax).reshape(x.shape), amax.squeeze(-1)
+
+
+def ranges(x):
+    """The least value and the range of a block, the latter stored as another type."""
+    blocks = x.reshape(x.shape[0], -1, 32)
+    least, most = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
+    return (blocks - least).reshape(x.shape), least, (most - least).half().squeeze(-1)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class BothDirectionsTest(BlockReductionTestBase):
+    """A matrix that is reduced by blocks of rows and of columns is read once."""
+
+    def read(self, code, name="in_ptr0"):
+        """How often a kernel loads what."""
+        return code.count(f"tl.load({name} ")
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize(
+        "f",
+        (
+            both_ways(scale),
+            flattened_both_ways,
+            both_ways(scale_moved),
+            both_ways(centered_scale),
+            both_ways(ranges),
+        ),
+    )
+    def test_one_kernel(self, f, dtype):
+        code = self.check(f, randn(128, 256, dtype=dtype))
+        self.assertEqual(self.read(code), 1)
+        self.assertIn("tl.reshape", code)
+
+    @parametrize("blocks", ((32, 64), (64, 32), (64, 64)))
+    def test_blocks(self, blocks):
+        """Of rows and of columns are of their own sizes."""
+        rows, columns = blocks
+        self.check(
+            lambda x: (*scale(x, columns), *scale_other(x, rows)), randn(128, 256)
+        )
+
+    @parametrize("shape", ((64, 128), (96, 160), (4128, 416), (192, 4160)))
+    def test_no_multiple_of_the_tile(self, shape):
+        self.check(both_ways(scale), randn(*shape))
+
+    def test_rows_apart(self):
+        """A matrix of which a row does not begin where another ends."""
+        code = self.check(both_ways(scale), randn(128, 320)[:, 17:273])
+        self.assertEqual(self.read(code), 1)
+
+    def test_rows_of_a_batch(self):
+        code = self.check(lambda x: both_ways(scale)(x.flatten(0, 1)), randn(4, 32, 256))
+        self.assertEqual(self.read(code), 1)
+
+    def test_another_input(self):
+        """And what has a value for each row, or for each column."""
+
+        def f(x, y, row, column):
+            x = (x + y) * row[:, None] + column
+            return both_ways(scale)(x)
+
+        inputs = randn(128, 256), randn(128, 256), randn(128), randn(256)
+        code = self.check(f, *inputs, ulps=8)
+        self.assertEqual(self.read(code, "in_ptr1"), 1)
+
+    def test_two_matrices(self):
+        self.check(
+            lambda x, y: (*both_ways(scale)(x), *both_ways(scale)(y)),
+            randn(128, 256),
+            randn(96, 160),
+            kernels=2,
+        )
+
+    def test_matrices_of_one_another(self):
+        """The blocks of the second are of what the first gives."""
+
+        def f(x):
+            a, b, c, d = both_ways(scale)(x)
+            return b, c, d, *both_ways(scale)(a)
+
+        self.check(f, randn(128, 256), kernels=(2, 3))
+
+    @parametrize(
+        "f",
+        (
+            # read along one dimension only
+            lambda x: (*scale(x), *scale(x + 1)),
+            # of all rows, not of blocks
+            lambda x: (*scale(x), x.abs().amax(0)),
+            # a slow function, for each layout
+            both_ways(lambda x: scale(torch.tanh(x))),
+            # the one needs the other
+            lambda x: scale_other(scale(x)[0]),
+        ),
+    )
+    def test_others_are_left_alone(self, f):
+        code = self.check(f, randn(128, 256), kernels=(1, 2, 3))
+        self.assertNotIn("blocks_y", code)
+
+    @parametrize("shape", ((32, 256), (128, 32)))
+    def test_less_than_a_tile_is_left_alone(self, shape):
+        code = self.check(both_ways(scale), randn(*shape), kernels=2)
+        self.assertNotIn("blocks_y", code)
+
+    @parametrize("block", (16, 128))
+    def test_other_blocks_are_left_alone(self, block):
+        code = self.check(
+            lambda x: (*scale(x), *scale_other(x, block)), randn(256, 256), kernels=2
+        )
+        self.assertNotIn("blocks_y", code)
+
+    def test_dynamic_is_left_alone(self):
+        x = randn(128, 256)
+        torch._dynamo.mark_dynamic(x, 0)
+        code = self.check(both_ways(scale), x, kernels=(2, 3))
+        self.assertNotIn("blocks_y", code)
+
+    def test_off(self):
+        options = {"triton.block_reduction_tiles": False}
+        code = self.check(both_ways(scale), randn(128, 256), kernels=2, **options)
+        self.assertNotIn("blocks_y", code)
+
+    def test_combo_kernels_are_left_alone(self):
+        self.check(
+            both_ways(scale), randn(128, 256), kernels=(1, 2), combo_kernels=True
+        )
+
+    def test_debugged(self):
+        """What is written of the nodes needs no kernel of each."""
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            torch._dynamo.config.patch(debug_dir_root=folder),
+        ):
+            options = {"trace.enabled": True, "force_disable_caches": True}
+            self.check(both_ways(scale), randn(128, 256), **options)
+            self.assertTrue(any(files for _, _, files in os.walk(folder)))
+
+    @on_a_gpu
+    def test_cpp_wrapper(self):
+        self.check(both_ways(scale), randn(128, 256), cpp_wrapper=True)
 
 
 def scale_blocks(x):

@@ -1,0 +1,449 @@
+"""
+Block reductions along both dimensions of a matrix, as one kernel.
+
+Training in a block-scaled format casts a matrix by blocks of its rows for one product, and by
+blocks of its columns, transposed, for another. Each cast is a kernel that reads all of the
+matrix. Their loops have nothing in common but the matrix, so they are not fused.
+
+Here each node of both kernels gets loops over the matrix, or over its blocks, and the kernel
+has a tile of it that holds whole blocks along both dimensions: it is read once, and what is
+stored along either dimension is contiguous in that store.
+
+This is done when all other fusion is done, of what would be two kernels otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Optional, TYPE_CHECKING
+
+import sympy
+
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from .block_reduction_loops import accessed, count_as, split_loops, Strides, with_loops
+from .block_reduction_tile import tiles_blocks
+from .loop_body import LoopBody
+from .scheduler import FusedSchedulerNode, SchedulerNode
+from .sizevars import join_dimensions
+from .utils import get_dtype_size, sympy_index_symbol, sympy_product, sympy_subs
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .codegen.simd import SIMDScheduling
+    from .scheduler import BaseSchedulerNode, Scheduler
+
+
+# Rows and columns of a tile, 64 values of each thread of two warps, and the bytes of a result
+# that its rows are for. Of seven tiles and two orders of programs on an H100 these are the ones
+# that gain at each of ten shapes. With more warps or rows a tile changes its layout through
+# more shared memory, and is up to twice as slow.
+TILES = {1: (32, 128), 2: (64, 64), 4: (64, 64)}
+NUM_WARPS = 2
+# Of shorter blocks and longer ones one kernel takes as long as two, or up to twice.
+BLOCKS = (32, 64)
+REDUCTIONS = OrderedSet(["max", "min", "sum"])
+# Operations on values alone, and accesses, are those of which a tile may have another shape.
+NOT_OF_VALUES = OrderedSet(
+    [
+        "bucketize",
+        "device_assert_async",
+        "frexp",
+        "index_expr",
+        "indirect_indexing",
+        "inline_asm_elementwise",
+        "load_seed",
+        "masked",
+        "masked_subblock",
+        "partial_accumulate",
+        "rand",
+        "randint64",
+        "randn",
+        "scan",
+        "sort",
+    ]
+)
+# What is computed of the values before they are reduced: Triton computes it again in each layout
+# rather than change it, so that one kernel is slower than two where it is a slow function.
+BEFORE_REDUCTION = OrderedSet(
+    [
+        "abs",
+        "add",
+        "constant",
+        "get_index",
+        "load",
+        "maximum",
+        "minimum",
+        "mul",
+        "neg",
+        "output",
+        "reduction",
+        "square",
+        "store",
+        "store_reduction",
+        "sub",
+        "to_dtype",
+    ]
+)
+# A matrix of [rows, columns] by its blocks: the block of a row, the row of a block, the block
+# of a column, and the column of a block.
+ROW_BLOCK, ROW, COLUMN_BLOCK, COLUMN = (
+    sympy_index_symbol(name) for name in ("row_block", "row", "column_block", "column")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """
+    What both kernels read, of ``rows`` of ``columns``, which are in blocks of ``row_block``
+    rows for the one and of ``column_block`` columns for the other.
+    """
+
+    rows: int
+    columns: int
+    row_block: int
+    column_block: int
+
+    @property
+    def ranges(self) -> dict[sympy.Symbol, int]:
+        return {
+            ROW_BLOCK: self.rows // self.row_block,
+            ROW: self.row_block,
+            COLUMN_BLOCK: self.columns // self.column_block,
+            COLUMN: self.column_block,
+        }
+
+    def sizes(self, across: str) -> list[int]:
+        """
+        Of loops over blocks: ``across`` is "x" for those of columns, "y" for those of rows.
+        """
+        if across == "x":
+            return [self.rows, self.columns // self.column_block]
+        return [self.rows // self.row_block, self.columns]
+
+    def pieces(
+        self, y: sympy.Expr, x: sympy.Expr, blocks: Optional[str] = None
+    ) -> dict[sympy.Symbol, sympy.Expr]:
+        """
+        `ranges`' symbols of row ``y`` and column ``x``; of ``blocks`` along "x" or "y" this
+        one is the number of the block.
+        """
+        found = {
+            ROW_BLOCK: FloorDiv(y, self.row_block),
+            ROW: ModularIndexing(y, 1, self.row_block),
+            COLUMN_BLOCK: FloorDiv(x, self.column_block),
+            COLUMN: ModularIndexing(x, 1, self.column_block),
+        }
+        if blocks == "x":
+            found |= {COLUMN_BLOCK: x, COLUMN: sympy.S.Zero}
+        if blocks == "y":
+            found |= {ROW_BLOCK: y, ROW: sympy.S.Zero}
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """
+    matrix: that a kernel goes over
+    along: by the name of each of its nodes: "x" where its blocks are of columns, "y" of rows
+    of_blocks: the names of those that have a value for each block
+    tile: rows and columns of a program
+    """
+
+    matrix: Matrix
+    along: dict[str, str]
+    of_blocks: OrderedSet[str]
+    tile: tuple[int, int]
+
+
+class BlockDirections(FusedSchedulerNode):
+    """The nodes of two kernels, with loops by ``plan``."""
+
+    plan: Plan
+
+    @classmethod
+    def create(
+        cls, scheduler: Scheduler, plan: Plan, bodies: dict[SchedulerNode, LoopBody]
+    ) -> BlockDirections:
+        for node, body in bodies.items():
+            node._body, node._sizes = body, body.sizes
+        found = cls(scheduler, [*bodies])
+        found.plan = plan
+        return found
+
+    def codegen_kernel(self, scheduling: SIMDScheduling) -> None:
+        # which needs nodes of the scheduler
+        from .codegen.triton_block_directions import BlockDirectionsScheduling
+
+        BlockDirectionsScheduling(scheduling, self).codegen()
+
+
+def reductions_of(node: BaseSchedulerNode) -> list[SchedulerNode]:
+    """The block reductions of a kernel that may go with those of another; or none."""
+    nodes = node.get_nodes()
+    if (
+        type(node) not in (SchedulerNode, FusedSchedulerNode)
+        or not node.is_reduction()
+        or node.has_aliasing_or_mutation()
+        or not all(isinstance(getattr(each, "_body", None), LoopBody) for each in nodes)
+        or any(each._body.has_op(op) for each in nodes for op in NOT_OF_VALUES)
+    ):
+        return []
+    found = [each for each in nodes if each.is_reduction()]
+    reduced = OrderedSet(dep.name for each in found for dep in each.read_writes.reads)
+    before = (each for each in nodes if each in found or each.get_buffer_names() & reduced)
+    if any(each._body.op_counts.keys() - BEFORE_REDUCTION for each in before):
+        return []
+    for each in found:
+        (_, block) = each.group[1]
+        if not (
+            each.node.get_reduction_type() in REDUCTIONS
+            and len(each._body.reduce_vars) == 1
+            and tiles_blocks(each.get_device(), block)
+            and block in BLOCKS
+        ):
+            return []
+    return found
+
+
+def matrix_of(
+    columns: SchedulerNode, rows: SchedulerNode
+) -> Optional[tuple[str, Strides, Matrix]]:
+    """
+    The tensor of which ``columns`` reduces blocks of columns, and ``rows`` of rows, with its
+    strides by `Matrix.ranges`; or None. Its columns are adjacent, and its sizes are static.
+    """
+    bodies = [split_loops(each._body) for each in (columns, rows)]
+    reads = [
+        {name: at for name, at in strides_of(body) if at is not None} for body in bodies
+    ]
+    for name in reads[0].keys() & reads[1].keys():
+        of_columns, of_rows = (found[name] for found in reads)
+        (column,), (row,) = (body.reduce_vars for body in bodies)
+        numbers = [
+            *of_columns.strides.values(),
+            *of_columns.ranges.values(),
+            *of_rows.strides.values(),
+            *of_rows.ranges.values(),
+        ]
+        if not all(n.is_Integer and n >= 0 for n in map(sympy.sympify, numbers)):
+            continue
+        stride = of_rows.strides[row]
+        if of_columns.strides[column] != 1 or stride <= 1:
+            continue
+        size = int(
+            sympy_product(
+                n for v, n in of_rows.ranges.items() if 0 < of_rows.strides[v] < stride
+            )
+        )
+        numel = int(sympy_product(of_rows.ranges.values()))
+        row_block, column_block = int(of_rows.ranges[row]), int(of_columns.ranges[column])
+        if (
+            numel != sympy_product(of_columns.ranges.values())
+            or size % column_block
+            or numel % (size * row_block)
+        ):
+            continue
+        matrix = Matrix(numel // size, size, row_block, column_block)
+        strides = {
+            ROW_BLOCK: row_block * stride,
+            ROW: stride,
+            COLUMN_BLOCK: sympy.Integer(column_block),
+            COLUMN: sympy.S.One,
+        }
+        return name, Strides(of_columns.start, strides, matrix.ranges), matrix
+    return None
+
+
+def strides_of(body: LoopBody) -> list[tuple[str, Optional[Strides]]]:
+    """What ``body`` reads, with its strides, if it has any."""
+    return [
+        (name, Strides.of(index, body.var_ranges))
+        for name, index, is_write in accessed(body)
+        if not is_write
+    ]
+
+
+@dataclasses.dataclass
+class Direction:
+    """
+    The nodes of one of the kernels, as they are given loops over ``matrix``.
+
+    across: "x" where its blocks are of columns, "y" where they are of rows
+    known: by buffer, the strides with which it is read or written by `Matrix.ranges`
+    bodies: with their loops
+    of_blocks: nodes that have a value for each block
+    """
+
+    matrix: Matrix
+    across: str
+    known: dict[str, Strides]
+    bodies: dict[SchedulerNode, LoopBody] = dataclasses.field(default_factory=dict)
+    of_blocks: OrderedSet[str] = dataclasses.field(default_factory=OrderedSet)
+    written: dict[str, sympy.Expr] = dataclasses.field(default_factory=dict)
+
+    @property
+    def within(self) -> sympy.Symbol:
+        """What goes along a block."""
+        return COLUMN if self.across == "x" else ROW
+
+    def add(self, node: SchedulerNode) -> bool:
+        """Whether ``node`` is computed of the same blocks."""
+        matrix, numel = self.matrix, sympy_product(node.group[1])
+        whole = numel == matrix.rows * matrix.columns
+        blocks = sympy_product(matrix.sizes(self.across))
+        if not whole and (numel != blocks or node.is_reduction()):
+            return False
+        body = split_loops(node._body)
+        if (found := self.variables(body, whole)) is None:
+            return False
+        for name, index, is_write in accessed(body):
+            at = sympy.expand(sympy_subs(index, found))
+            if is_write:
+                self.written[name] = at
+                ranges = matrix.ranges
+                if not whole:
+                    del ranges[self.within]
+                strides = Strides.of(at, ranges)
+                if strides is not None:
+                    self.known[name] = strides
+            elif name in self.written:
+                # of the same value
+                if sympy.expand(at - self.written[name]) != 0:
+                    return False
+            elif not whole and at.free_symbols:
+                return False
+        self.bodies[node] = self.with_loops(body, found, whole)
+        if not whole:
+            self.of_blocks.add(node.get_name())
+        return True
+
+    def variables(
+        self, body: LoopBody, whole: bool
+    ) -> Optional[dict[Any, sympy.Expr]]:
+        """Those of ``body`` by `Matrix.ranges`, by what it reads that is known."""
+        for name, mine in strides_of(body):
+            known = self.known.get(name)
+            if mine is None or known is None:
+                continue
+            # a value of a block is of no value in it
+            of_blocks = known.strides.get(self.within, 0) == 0
+            if of_blocks == whole:
+                continue
+            if not whole:
+                strides = {v: s for v, s in known.strides.items() if v != self.within}
+                ranges = {v: known.ranges[v] for v in strides}
+                known = Strides(known.start, strides, ranges)
+            found = count_as(mine, known)
+            if found is not None and all(v in found for v in body.var_ranges):
+                return found
+        return None
+
+    def with_loops(
+        self, body: LoopBody, found: dict[Any, sympy.Expr], whole: bool
+    ) -> LoopBody:
+        matrix = self.matrix
+        sizes = [matrix.rows, matrix.columns] if whole else matrix.sizes(self.across)
+
+        def reindex(iter_vars: Any, reduce_vars: Any) -> Any:
+            y, x = iter_vars
+            pieces = matrix.pieces(y, x, None if whole else self.across)
+            return [
+                [join_dimensions(sympy.expand(sympy_subs(found[v], pieces))) for v in each]
+                for each in (body.iter_vars, body.reduce_vars)
+            ]
+
+        new = with_loops(body, (sizes, []), reindex)
+        new.indexing_exprs = {
+            name: join_dimensions(sympy.expand(index))
+            for name, index in new.indexing_exprs.items()
+        }
+        return new
+
+
+def both_directions(
+    node1: BaseSchedulerNode, node2: BaseSchedulerNode
+) -> Optional[tuple[Plan, dict[SchedulerNode, LoopBody]]]:
+    """
+    How a kernel computes ``node1`` by blocks of columns and ``node2`` by blocks of rows; or
+    None.
+    """
+    columns, rows = reductions_of(node1), reductions_of(node2)
+    if not columns or not rows or (found := matrix_of(columns[0], rows[0])) is None:
+        return None
+    name, strides, matrix = found
+    if (tile := tile_of(matrix, node1, node2)) is None:
+        return None
+    bodies: dict[SchedulerNode, LoopBody] = {}
+    of_blocks: OrderedSet[str] = OrderedSet()
+    along: dict[str, str] = {}
+    for across, node in (("x", node1), ("y", node2)):
+        direction = Direction(matrix, across, {name: strides})
+        if not all(direction.add(each) for each in node.get_nodes()):
+            return None
+        bodies |= direction.bodies
+        of_blocks |= direction.of_blocks
+        along |= dict.fromkeys((each.get_name() for each in direction.bodies), across)
+    return Plan(matrix, along, of_blocks, tile), bodies
+
+
+def tile_of(
+    matrix: Matrix, node1: BaseSchedulerNode, node2: BaseSchedulerNode
+) -> Optional[tuple[int, int]]:
+    """
+    Rows and columns of the tile of a kernel of both nodes, of which ``node2`` stores along the
+    rows; or None where the blocks have more of them, or the matrix less.
+    """
+    scheduler = node1.scheduler
+    names = node1.get_operation_names() | node2.get_operation_names()
+    values = (
+        name
+        for each in node2.get_nodes()
+        if not each.is_reduction()
+        and sympy_product(each.group[1]) == matrix.rows * matrix.columns
+        for name in each.get_buffer_names()
+    )
+    itemsize = max(
+        (
+            get_dtype_size(V.graph.get_dtype(name))
+            for name in values
+            if not scheduler.can_buffer_be_removed_through_fusion(name, names)
+        ),
+        default=1,
+    )
+    if (tile := TILES.get(itemsize)) is None:
+        return None
+    blocks, sizes = (matrix.row_block, matrix.column_block), (matrix.rows, matrix.columns)
+    return tile if all(b <= n <= size for b, n, size in zip(blocks, tile, sizes)) else None
+
+
+def fuse_directions(
+    scheduler: Scheduler, nodes: Sequence[BaseSchedulerNode]
+) -> list[BaseSchedulerNode]:
+    """``nodes``, with one for two that reduce blocks along both dimensions of a matrix."""
+    left = [*nodes]
+    candidates = [node for node in left if reductions_of(node)]
+    for node1, node2 in itertools.permutations(candidates, 2):
+        if (
+            node1 not in left
+            or node2 not in left
+            or node1.get_device() != node2.get_device()
+            or not node1.used_buffer_names() & node2.used_buffer_names()
+            or node1.get_operation_names() & node2.ancestors
+            or node2.get_operation_names() & node1.ancestors
+            or scheduler.will_fusion_create_cycle(node1, node2)
+            or (found := both_directions(node1, node2)) is None
+        ):
+            continue
+        both = BlockDirections.create(scheduler, *found)
+        scheduler.name_to_fused_node.update(
+            (each.get_name(), both) for each in both.get_nodes()
+        )
+        left[left.index(node1)] = both
+        left.remove(node2)
+    return left if len(left) == len(nodes) else scheduler.topological_sort_schedule(left)
