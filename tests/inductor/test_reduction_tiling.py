@@ -694,6 +694,14 @@ def scale_moved(x):
     return scale(x * 0.5 - 1)
 
 
+def cast(x):
+    """To a type of a byte, of the scaled values."""
+    blocks = x.reshape(x.shape[0], -1, 32)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    values = (blocks / amax).to(torch.float8_e4m3fn)
+    return values.reshape(x.shape).view(torch.uint8), amax.squeeze(-1)
+
+
 def centered_scale(x):
     """Two reductions of a block, of which the second needs the first."""
     blocks = x.reshape(x.shape[0], -1, 32)
@@ -766,6 +774,21 @@ class BothDirectionsTest(BlockReductionTestBase):
         code = self.check(f, *inputs, ulps=8)
         self.assertEqual(self.read(code, "in_ptr1"), 1)
 
+    @parametrize(
+        "f, tile",
+        (
+            (scale_moved, (64, 64)),
+            (cast, (32, 128)),
+            (lambda x: cast(F.silu(x)), (32, 128)),
+            (lambda x: scale(x * x[:1]), (32, 128)),
+        ),
+    )
+    def test_tile(self, f, tile):
+        """By the bytes of results, and by what rows or columns share."""
+        code = self.check(both_ways(f), randn(128, 256), ulps=8)
+        rows, columns = tile
+        self.assertIn(f"'YBLOCK': {rows}, 'XBLOCK': {columns}", code)
+
     def test_two_matrices(self):
         self.check(
             lambda x, y: (*both_ways(scale)(x), *both_ways(scale)(y)),
@@ -790,7 +813,7 @@ class BothDirectionsTest(BlockReductionTestBase):
             lambda x: (*scale(x), *scale(x + 1)),
             # of all rows, not of blocks
             lambda x: (*scale(x), x.abs().amax(0)),
-            # a slow function, for each layout
+            # a slow function, in each layout
             both_ways(lambda x: scale(torch.tanh(x))),
             # the one needs the other
             lambda x: scale_other(scale(x)[0]),

@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from .scheduler import BaseSchedulerNode, Scheduler
 
 
-# Rows and columns of a tile, 64 values of each thread of two warps, and the bytes of a result
-# that its rows are for. Of seven tiles and two orders of programs on an H100 these are the ones
-# that gain at each of ten shapes. With more warps or rows a tile changes its layout through
-# more shared memory, and is up to twice as slow.
-TILES = {1: (32, 128), 2: (64, 64), 4: (64, 64)}
-NUM_WARPS = 2
+# Rows and columns of a tile, of two warps with 64 values a thread. Of seven tiles and two orders
+# of programs these gain on an H100, or lose 1.5 % at most: long rows where results have a byte,
+# or rows or columns share a value, and square ones for others. With more warps, or more rows, a
+# tile changes its layout through more shared memory, and is up to twice as slow.
+LONG_TILE, SQUARE_TILE, NUM_WARPS = (32, 128), (64, 64), 2
 # Of shorter blocks and longer ones one kernel takes as long as two, or up to twice.
 BLOCKS = (32, 64)
 REDUCTIONS = OrderedSet(["max", "min", "sum"])
@@ -68,9 +67,9 @@ NOT_OF_VALUES = OrderedSet(
         "sort",
     ]
 )
-# What is computed of the values before they are reduced: Triton computes it again in each layout
-# rather than change it, so that one kernel is slower than two where it is a slow function.
-BEFORE_REDUCTION = OrderedSet(
+# What else is computed before a reduction, as a slow function, Triton computes again in each
+# layout rather than change it: with results of more than a byte two kernels are faster.
+ARITHMETIC = OrderedSet(
     [
         "abs",
         "add",
@@ -195,10 +194,6 @@ def reductions_of(node: BaseSchedulerNode) -> list[SchedulerNode]:
     ):
         return []
     found = [each for each in nodes if each.is_reduction()]
-    reduced = OrderedSet(dep.name for each in found for dep in each.read_writes.reads)
-    before = (each for each in nodes if each in found or each.get_buffer_names() & reduced)
-    if any(each._body.op_counts.keys() - BEFORE_REDUCTION for each in before):
-        return []
     for each in found:
         (_, block) = each.group[1]
         if not (
@@ -219,8 +214,10 @@ def matrix_of(
     strides by `Matrix.ranges`; or None. Its columns are adjacent, and its sizes are static.
     """
     bodies = [split_loops(each._body) for each in (columns, rows)]
+    # at the index of all values, beside which it may be read at others
     reads = [
-        {name: at for name, at in strides_of(body) if at is not None} for body in bodies
+        {name: at for name, at in strides_of(body) if at and 0 not in at.strides.values()}
+        for body in bodies
     ]
     for name in reads[0].keys() & reads[1].keys():
         of_columns, of_rows = (found[name] for found in reads)
@@ -392,34 +389,57 @@ def both_directions(
     return Plan(matrix, along, of_blocks, tile), bodies
 
 
+def before_reductions(node: BaseSchedulerNode) -> list[LoopBody]:
+    """Of what a kernel reduces, and computes to reduce it."""
+    nodes = node.get_nodes()
+    reduced = OrderedSet(
+        dep.name for each in nodes if each.is_reduction() for dep in each.read_writes.reads
+    )
+    return [
+        each._body
+        for each in nodes
+        if each.is_reduction() or each.get_buffer_names() & reduced
+    ]
+
+
 def tile_of(
     matrix: Matrix, node1: BaseSchedulerNode, node2: BaseSchedulerNode
 ) -> Optional[tuple[int, int]]:
     """
     Rows and columns of the tile of a kernel of both nodes, of which ``node2`` stores along the
-    rows; or None where the blocks have more of them, or the matrix less.
+    rows; or None where the blocks have more of them, the matrix less, or two kernels are faster.
     """
-    scheduler = node1.scheduler
+    scheduler, numel = node1.scheduler, matrix.rows * matrix.columns
     names = node1.get_operation_names() | node2.get_operation_names()
-    values = (
+    stored = (
         name
         for each in node2.get_nodes()
-        if not each.is_reduction()
-        and sympy_product(each.group[1]) == matrix.rows * matrix.columns
+        if not each.is_reduction() and sympy_product(each.group[1]) == numel
         for name in each.get_buffer_names()
     )
-    itemsize = max(
-        (
-            get_dtype_size(V.graph.get_dtype(name))
-            for name in values
-            if not scheduler.can_buffer_be_removed_through_fusion(name, names)
-        ),
-        default=1,
-    )
-    if (tile := TILES.get(itemsize)) is None:
-        return None
+    itemsizes = [
+        get_dtype_size(V.graph.get_dtype(name))
+        for name in stored
+        if not scheduler.can_buffer_be_removed_through_fusion(name, names)
+    ]
+    tile, bodies = LONG_TILE, before_reductions(node1) + before_reductions(node2)
+    if max(itemsizes, default=1) > 1:
+        if any(body.op_counts.keys() - ARITHMETIC for body in bodies):
+            return None
+        if not any(reads_shared(body, numel) for body in bodies):
+            tile = SQUARE_TILE
     blocks, sizes = (matrix.row_block, matrix.column_block), (matrix.rows, matrix.columns)
     return tile if all(b <= n <= size for b, n, size in zip(blocks, tile, sizes)) else None
+
+
+def reads_shared(body: LoopBody, numel: int) -> bool:
+    """Whether ``body``, of ``numel`` values, reads one for several of them, not for all."""
+    elements = (
+        sympy_product(n for v, n in body.var_ranges.items() if v in index.free_symbols)
+        for _, index, is_write in accessed(body)
+        if not is_write
+    )
+    return any(1 < n < numel for n in elements)
 
 
 def fuse_directions(
