@@ -1,6 +1,6 @@
 """Pointwise, transpose, softmax, norm and reduction kernels over [N, C, H, W] in three layouts.
 
-What a change of tiling may slow down: 12 operations in NCHW, in channels-last and permuted (H
+What a change of tiling may slow down: 13 operations in NCHW, in channels-last and permuted (H
 outside C in memory, as attention's heads are), at sizes that are powers of two and not.
 """
 
@@ -72,6 +72,17 @@ def batch_norm(x):
     return F.batch_norm(x, None, None, training=True, eps=EPS)
 
 
+def batch_norm_grad(x, dy):
+    """The gradient of x, with sums of dy alone and beside x."""
+    channels = {"dim": (0, 2, 3), "keepdim": True}
+    wide, dy = x.float(), dy.float()
+    variance, mean = torch.var_mean(wide, correction=0, **channels)
+    scale = (variance + EPS).rsqrt()
+    normed = (wide - mean) * scale
+    slope = (dy * normed).mean(**channels)
+    return (scale * (dy - dy.mean(**channels) - normed * slope)).to(x.dtype)
+
+
 def mean_pixels(x):
     return x.mean((2, 3))
 
@@ -95,14 +106,16 @@ OPERATIONS = (
     rms_norm_last,
     group_norm,
     batch_norm,
+    batch_norm_grad,
     mean_pixels,
     sum_channel,
     amax_channels,
 )
 
 
-def _inputs(layout):
-    return lambda shape, dtype, device: (LAYOUTS[layout](shape, dtype, device),)
+def _inputs(layout, tensors):
+    make = LAYOUTS[layout]
+    return lambda *of: tuple(make(*of) for _ in range(tensors))
 
 
 CASES = [
@@ -110,7 +123,7 @@ CASES = [
         f"{fn.__name__}_{layout}",
         f"{fn.__name__.replace('_', ' ')} of a tensor in {layout.replace('_', ' ')}",
         fn,
-        _inputs(layout),
+        _inputs(layout, 2 if fn is batch_norm_grad else 1),
         SHAPES,
         ("bf16", "fp32"),
     )

@@ -680,6 +680,33 @@ class FewLongRowsTest(TestCase):
         x = torch.randn(2, 120, 65, 65, device=GPU_TYPE)
         self.check(f, x, fused=0)
 
+    @parametrize("tensors, kernels", ((1, 4), (2, 1)))
+    def test_rows_in_pieces_beside_another_tensor(self, tensors, kernels):
+        """Both sums of a kernel are split, if L2 does not hold all that it reads."""
+        dims = {"dim": (0, 2, 3), "keepdim": True}
+
+        def f(x, grad):
+            slope = (grad * x).mean(**dims)
+            return (grad - grad.mean(**dims) - x * slope,)
+
+        x, grad = torch.randn(2, 2, 120, 65, 65, device=GPU_TYPE)
+        with patch.object(DeviceModel, "l2_bytes", tensors * x.nbytes):
+            self.check(f, x, grad, fused=0, kernels=kernels)
+
+    @parametrize("product, kernels", ((False, 5), (True, 4)))
+    def test_rows_in_pieces_that_another_kernel_reduces(self, product, kernels):
+        """It has a matrix product between: what it reads beside them is not read here."""
+        dims = {"dim": (0, 2, 3), "keepdim": True}
+
+        def f(x, other, weight):
+            x = x - x.mean(**dims)
+            y = other * (x @ weight if product else x)
+            return (y - y.mean(**dims),)
+
+        x, other = torch.randn(2, 3, 120, 64, 64, device=GPU_TYPE)
+        with patch.object(DeviceModel, "l2_bytes", x.nbytes):
+            self.check(f, x, other, torch.eye(64, device=GPU_TYPE), fused=0, kernels=kernels)
+
     def test_rows_with_gaps_are_split(self):
         x = torch.randn(3, 250, 44, device=GPU_TYPE)
         self.check(lambda x: (x[:, :, :40].sum((1, 2)),), x, fused=0, kernels=2)

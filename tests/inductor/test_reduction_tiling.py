@@ -789,6 +789,18 @@ class BothDirectionsTest(BlockReductionTestBase):
         rows, columns = tile
         self.assertIn(f"'YBLOCK': {rows}, 'XBLOCK': {columns}", code)
 
+    @parametrize("products, kernels", ((1, 1), (80, 2)))
+    def test_far_apart(self, products, kernels):
+        """Casts that are far apart in the graph stay so: what is between may need memory."""
+
+        def f(x, y):
+            rows = scale(x)
+            for _ in range(products):
+                y = y @ y
+            return (*rows, y, *scale_other(x))
+
+        self.check(f, randn(128, 256), torch.eye(16, device=GPU_TYPE), kernels=kernels)
+
     def test_two_matrices(self):
         self.check(
             lambda x, y: (*both_ways(scale)(x), *both_ways(scale)(y)),

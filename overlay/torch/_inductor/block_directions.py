@@ -117,11 +117,13 @@ class Matrix:
             COLUMN: self.column_block,
         }
 
-    def sizes(self, across: str) -> list[int]:
-        """
-        Of loops over blocks: ``across`` is "x" for those of columns, "y" for those of rows.
-        """
-        if across == "x":
+    def block(self, along: str) -> int:
+        """The size of a block of columns, ``along`` "x", or of rows, along "y"."""
+        return self.column_block if along == "x" else self.row_block
+
+    def sizes(self, along: str) -> list[int]:
+        """Of loops over the blocks along "x" or "y"."""
+        if along == "x":
             return [self.rows, self.columns // self.column_block]
         return [self.rows // self.row_block, self.columns]
 
@@ -222,13 +224,7 @@ def matrix_of(
     for name in reads[0].keys() & reads[1].keys():
         of_columns, of_rows = (found[name] for found in reads)
         (column,), (row,) = (body.reduce_vars for body in bodies)
-        numbers = [
-            *of_columns.strides.values(),
-            *of_columns.ranges.values(),
-            *of_rows.strides.values(),
-            *of_rows.ranges.values(),
-        ]
-        if not all(n.is_Integer and n >= 0 for n in map(sympy.sympify, numbers)):
+        if not is_static(of_columns) or not is_static(of_rows):
             continue
         stride = of_rows.strides[row]
         if of_columns.strides[column] != 1 or stride <= 1:
@@ -257,6 +253,12 @@ def matrix_of(
     return None
 
 
+def is_static(found: Strides) -> bool:
+    """Whether all sizes and strides are numbers, and none is negative."""
+    numbers = map(sympy.sympify, [*found.strides.values(), *found.ranges.values()])
+    return all(n.is_Integer and n >= 0 for n in numbers)
+
+
 def strides_of(body: LoopBody) -> list[tuple[str, Optional[Strides]]]:
     """What ``body`` reads, with its strides, if it has any."""
     return [
@@ -271,14 +273,14 @@ class Direction:
     """
     The nodes of one of the kernels, as they are given loops over ``matrix``.
 
-    across: "x" where its blocks are of columns, "y" where they are of rows
+    along: "x" where its blocks are of columns, "y" where they are of rows
     known: by buffer, the strides with which it is read or written by `Matrix.ranges`
     bodies: with their loops
     of_blocks: nodes that have a value for each block
     """
 
     matrix: Matrix
-    across: str
+    along: str
     known: dict[str, Strides]
     bodies: dict[SchedulerNode, LoopBody] = dataclasses.field(default_factory=dict)
     of_blocks: OrderedSet[str] = dataclasses.field(default_factory=OrderedSet)
@@ -287,13 +289,13 @@ class Direction:
     @property
     def within(self) -> sympy.Symbol:
         """What goes along a block."""
-        return COLUMN if self.across == "x" else ROW
+        return COLUMN if self.along == "x" else ROW
 
     def add(self, node: SchedulerNode) -> bool:
         """Whether ``node`` is computed of the same blocks."""
         matrix, numel = self.matrix, sympy_product(node.group[1])
         whole = numel == matrix.rows * matrix.columns
-        blocks = sympy_product(matrix.sizes(self.across))
+        blocks = sympy_product(matrix.sizes(self.along))
         if not whole and (numel != blocks or node.is_reduction()):
             return False
         body = split_loops(node._body)
@@ -345,11 +347,11 @@ class Direction:
         self, body: LoopBody, found: dict[Any, sympy.Expr], whole: bool
     ) -> LoopBody:
         matrix = self.matrix
-        sizes = [matrix.rows, matrix.columns] if whole else matrix.sizes(self.across)
+        sizes = [matrix.rows, matrix.columns] if whole else matrix.sizes(self.along)
 
         def reindex(iter_vars: Any, reduce_vars: Any) -> Any:
             y, x = iter_vars
-            pieces = matrix.pieces(y, x, None if whole else self.across)
+            pieces = matrix.pieces(y, x, None if whole else self.along)
             return [
                 [join_dimensions(sympy.expand(sympy_subs(found[v], pieces))) for v in each]
                 for each in (body.iter_vars, body.reduce_vars)
@@ -364,14 +366,16 @@ class Direction:
 
 
 def both_directions(
-    node1: BaseSchedulerNode, node2: BaseSchedulerNode
+    node1: BaseSchedulerNode,
+    node2: BaseSchedulerNode,
+    columns: SchedulerNode,
+    rows: SchedulerNode,
 ) -> Optional[tuple[Plan, dict[SchedulerNode, LoopBody]]]:
     """
-    How a kernel computes ``node1`` by blocks of columns and ``node2`` by blocks of rows; or
-    None.
+    How a kernel computes ``node1`` by blocks of columns, which its node ``columns`` reduces,
+    and ``node2`` by blocks of rows, as ``rows`` does; or None.
     """
-    columns, rows = reductions_of(node1), reductions_of(node2)
-    if not columns or not rows or (found := matrix_of(columns[0], rows[0])) is None:
+    if (found := matrix_of(columns, rows)) is None:
         return None
     name, strides, matrix = found
     if (tile := tile_of(matrix, node1, node2)) is None:
@@ -379,13 +383,13 @@ def both_directions(
     bodies: dict[SchedulerNode, LoopBody] = {}
     of_blocks: OrderedSet[str] = OrderedSet()
     along: dict[str, str] = {}
-    for across, node in (("x", node1), ("y", node2)):
-        direction = Direction(matrix, across, {name: strides})
+    for prefix, node in (("x", node1), ("y", node2)):
+        direction = Direction(matrix, prefix, {name: strides})
         if not all(direction.add(each) for each in node.get_nodes()):
             return None
         bodies |= direction.bodies
         of_blocks |= direction.of_blocks
-        along |= dict.fromkeys((each.get_name() for each in direction.bodies), across)
+        along |= dict.fromkeys((each.get_name() for each in direction.bodies), prefix)
     return Plan(matrix, along, of_blocks, tile), bodies
 
 
@@ -442,13 +446,24 @@ def reads_shared(body: LoopBody, numel: int) -> bool:
     return any(1 < n < numel for n in elements)
 
 
+def may_fuse(
+    scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode, matrix: Matrix
+) -> bool:
+    """
+    Whether both nodes, which share ``matrix``, may be one by what upstream asks of others:
+    the memory that is held for longer, and how far apart they are.
+    """
+    given = (scheduler, node1, node2, matrix.rows * matrix.columns)
+    return V.choices.can_fuse(*given) and V.choices.can_fuse_horizontal(*given)
+
+
 def fuse_directions(
     scheduler: Scheduler, nodes: Sequence[BaseSchedulerNode]
 ) -> list[BaseSchedulerNode]:
     """``nodes``, with one for two that reduce blocks along both dimensions of a matrix."""
     left = [*nodes]
-    candidates = [node for node in left if reductions_of(node)]
-    for node1, node2 in itertools.permutations(candidates, 2):
+    candidates = [(node, each[0]) for node in left if (each := reductions_of(node))]
+    for (node1, columns), (node2, rows) in itertools.permutations(candidates, 2):
         if (
             node1 not in left
             or node2 not in left
@@ -456,8 +471,9 @@ def fuse_directions(
             or not node1.used_buffer_names() & node2.used_buffer_names()
             or node1.get_operation_names() & node2.ancestors
             or node2.get_operation_names() & node1.ancestors
+            or (found := both_directions(node1, node2, columns, rows)) is None
             or scheduler.will_fusion_create_cycle(node1, node2)
-            or (found := both_directions(node1, node2)) is None
+            or not may_fuse(scheduler, node1, node2, found[0].matrix)
         ):
             continue
         both = BlockDirections.create(scheduler, *found)

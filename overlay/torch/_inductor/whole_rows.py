@@ -11,12 +11,15 @@ wide types.
 
 A row need not be contiguous: a channel of a batch norm, [N, C, H, W] over N, H and W, is in
 as many pieces as there are images. What is made of such rows waits for them once more. It
-gains where it finds them in the L2 cache, and loses where they come from memory again.
+gains where it finds them in the L2 cache, and loses where they come from memory again. There
+the reductions of one kernel are to be alike: of what is reduced beside another tensor, as the
+gradient of a batch norm, all that a kernel reads counts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import operator
+from typing import Optional, TYPE_CHECKING
 from unittest.mock import patch
 
 import sympy
@@ -27,7 +30,7 @@ from torch.utils._ordered_set import OrderedSet
 from .dependencies import extract_read_writes, index_vars_squeeze, MemoryDep
 from .device_model import DeviceModel
 from .ir import ComputedBuffer, convert_shape_to_inductor, FlexibleLayout, Pointwise
-from .utils import sympy_product
+from .utils import is_view, sympy_product
 from .virtualized import V
 
 
@@ -76,8 +79,10 @@ def leaves_rows_whole(
             return False
     if all(each <= columns for each in extents.values()):
         return True
+    if idle > 0:
+        return False
     itemsize = sum(V.graph.get_dtype(dep.name).itemsize for dep in of_columns)
-    return idle <= 0 and elements * itemsize <= device.l2_bytes
+    return elements * max(itemsize, bytes_beside(rows, elements)) <= device.l2_bytes
 
 
 def bytes_of_column(reads: Iterable[MemoryDep], elements: int) -> int:
@@ -117,6 +122,81 @@ def is_used_along_rows(elements: int) -> bool:
         seen.update(users)
         nodes += users
     return False
+
+
+def bytes_beside(rows: int, elements: int) -> int:
+    """
+    Bytes of a column, of all tensors of so many ``elements`` that the current node reduces to
+    ``rows``, and that other nodes reduce alike beside one of them; of no node 0.
+
+    What needs the result of a kernel that cannot be fused, as a convolution, is another
+    kernel's.
+    """
+    node = V.graph.current_node
+    if node is None:
+        return 0
+    end = first_of_another_kernel(node)
+    found = tensors_of(node, elements)
+    seen = OrderedSet(found)
+    nodes = list(found)
+    for each in nodes:
+        for user in each.users:
+            if user in seen or (end is not None and not user < end):
+                continue
+            seen.add(user)
+            if is_elementwise(user) and numel_hint(user.meta.get("val")) == elements:
+                nodes.append(user)
+            elif has_tag(user, torch.Tag.reduction) and reduced_to(user) == rows:
+                found.update(tensors_of(user, elements))
+    return sum(each.meta["val"].dtype.itemsize for each in found)
+
+
+def has_tag(node: torch.fx.Node, tag: torch.Tag) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags
+
+
+def is_elementwise(node: torch.fx.Node) -> bool:
+    """Or a view, or one of several results."""
+    target = node.target
+    return (
+        has_tag(node, torch.Tag.pointwise)
+        or target is operator.getitem
+        or (isinstance(target, torch._ops.OpOverload) and is_view(target))
+    )
+
+
+def reduced_to(node: torch.fx.Node) -> int:
+    """Elements of the first result of a reduction."""
+    value = node.meta.get("val")
+    return numel_hint(value[0] if isinstance(value, (tuple, list)) else value)
+
+
+def tensors_of(node: torch.fx.Node, elements: int) -> OrderedSet[torch.fx.Node]:
+    """Those of so many ``elements`` from which, element by element, inputs of ``node`` are made."""
+    found: OrderedSet[torch.fx.Node] = OrderedSet()
+    nodes = [node]
+    for each in nodes:
+        if each is not node and not is_elementwise(each):
+            found.add(each)
+            continue
+        nodes += [
+            given
+            for given in each.all_input_nodes
+            if given not in nodes and numel_hint(given.meta.get("val")) == elements
+        ]
+    return found
+
+
+def first_of_another_kernel(node: torch.fx.Node) -> Optional[torch.fx.Node]:
+    """The first that needs the result of ``node``, and cannot be fused with it."""
+    made, each = OrderedSet([node]), node.next
+    while each.op != "root":
+        if any(given in made for given in each.all_input_nodes):
+            if not is_elementwise(each) and not has_tag(each, torch.Tag.reduction):
+                return each
+            made.add(each)
+        each = each.next
+    return None
 
 
 def numel_hint(value: object) -> int:

@@ -77,22 +77,18 @@ class BlockDirectionsKernel(TritonKernel):
 
     def shape(self, *, of_blocks: bool = False) -> tuple[int, ...]:
         """Of the values of a tile by blocks, or of a value for each block."""
-        (rows, columns), block = self.plan.tile, self.block_size(self.along)
+        (rows, columns), block = self.plan.tile, self.plan.matrix.block(self.along)
         within = 1 if of_blocks else block
         if self.along == "x":
             return rows, columns // block, within
         return rows // block, within, columns
-
-    def block_size(self, prefix: str) -> int:
-        matrix = self.plan.matrix
-        return matrix.column_block if prefix == "x" else matrix.row_block
 
     def iteration_ranges_codegen_header(
         self, entry: IterationRangesRoot, code: IndentedBuffer
     ) -> None:
         """And the numbers of the blocks of a tile along it."""
         super().iteration_ranges_codegen_header(entry, code)
-        prefix, block = entry.prefix, self.block_size(entry.prefix)
+        prefix, block = entry.prefix, self.plan.matrix.block(entry.prefix)
         numbers = f"{prefix}offset // {block} + tl.arange(0, {prefix.upper()}BLOCK // {block})"
         code.writeline(f"{NUMBERS[prefix]} = ({numbers}){TURNED[prefix]}")
 
@@ -157,7 +153,7 @@ class BlockDirectionsKernel(TritonKernel):
 
     def store_reduction(self, name: str, index: sympy.Expr, value: CSEVariable) -> None:
         """A value for each block, where ``index`` is by the numbers of blocks or by values."""
-        along, block = self.along, self.block_size(self.along)
+        along, block = self.along, self.plan.matrix.block(self.along)
         (tree,) = (each for each in self.range_trees if each.prefix == along)
         first = tree.lookup(sympy.S.One, tree.numel).symbol()
         index = sympy_subs(index, {first: block * NUMBERS[along]})
