@@ -3,7 +3,8 @@
 `dim0` scales along the contiguous dimension, `dim1` along the other and returns its result
 transposed, as the two matrix products of a linear layer want it. People write it in several ways:
 `flat` has the blocks in one dimension (pytorch#149982), `flat` and `view` transpose the result
-back, `back` copies it back as well.
+back, `back` copies it back as well. `rows` has no transpose at all, and `rounded` is what x is
+after it was quantized, in the shape of x.
 """
 
 import torch
@@ -68,6 +69,18 @@ def mx_dim1_back(x):
     return y.contiguous(), amax
 
 
+def mx_dim1_rows(x):
+    blocks = x.unflatten(0, (-1, BLOCK))
+    amax = blocks.abs().amax(1, keepdim=True)
+    return (blocks / amax).reshape(x.shape), amax.squeeze(1)
+
+
+def mx_dim1_rounded(x):
+    blocks = x.unflatten(0, (-1, BLOCK)).float()
+    scale = blocks.abs().amax(1, keepdim=True) / 127
+    return ((blocks / scale).round() * scale).flatten(0, 1).to(x.dtype), scale.squeeze(1)
+
+
 def mx_both(x):
     return *mx_dim0(x), *mx_dim1(x)
 
@@ -116,6 +129,8 @@ CASES = [
         block_bytes(1),
     ),
     _case("mx_dim1_back", "the flattened one, copied back", mx_dim1_back, block_bytes(1)),
+    _case("mx_dim1_rows", "along the other, not transposed", mx_dim1_rows, block_bytes(1)),
+    _case("mx_dim1_rounded", "rounded to 8 bits and back", mx_dim1_rounded, block_bytes(1)),
     _case("mx_both", "scale both ways in one graph", mx_both, block_bytes(2)),
     _case("mx_both_flat", "both ways of flattened blocks", mx_both_flat, block_bytes(2)),
     _case("mx_both_fp8", "both ways, to e4m3 with e8m0 scales", mx_both_fp8, block_bytes(2, 1, 1)),

@@ -65,7 +65,8 @@ def test_cases_are_chosen_by_name_glob_and_file():
 
     assert names("softmax") == ["softmax"]
     forms = [f"mx_dim1{form}" for form in ("_flat", "_flat16", "_flat64", "_flat128")]
-    ways = ["mx_dim0", "mx_dim1", *forms, "mx_dim1_view", "mx_dim1_back"]
+    forms += [f"mx_dim1{form}" for form in ("_view", "_back", "_rows", "_rounded")]
+    ways = ["mx_dim0", "mx_dim1", *forms]
     both = ["mx_both", "mx_both_flat", "mx_both_fp8"]
     assert names("mx_*") == names("block_scaling") == [*ways, *both]
     assert len([name for name in names("kernels") if not name.endswith("_grad")]) == 17

@@ -2,7 +2,6 @@
 """The loops of a block reduction, and of what goes on with it, whatever views it is written in."""
 
 import dataclasses
-import re
 from unittest import mock
 
 import sympy
@@ -89,6 +88,24 @@ FORMS = (
 def contiguous_again(x):
     y, amax = flattened(x)
     return y.contiguous(), amax
+
+
+def viewed_and_contiguous_again(x):
+    y, amax = three_dimensions(x)
+    return y.contiguous(), amax
+
+
+def there_and_back(x):
+    """As what was quantized is read again: of the shape of ``x`` all the time."""
+    amax = x.unflatten(0, (-1, 32)).abs().amax(1)
+    scale = amax.repeat_interleave(32, 0)
+    return (x / scale) * 3 + scale, amax
+
+
+def rounded(x):
+    blocks = x.unflatten(0, (-1, 32))
+    scale = blocks.abs().amax(1, keepdim=True) / 127
+    return ((blocks / scale).round() * scale).flatten(0, 1), scale
 
 
 def in_float32(x):
@@ -180,18 +197,38 @@ class BlockReductionLoopsTest(BlockReductionTestBase):
 
         self.check_tiled(f, randn(3, 96, 72))
 
-    def test_a_result_that_is_not_transposed(self):
-        """It keeps its loops, which are as fast."""
-        loops = []
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize(
+        "f", (contiguous_again, viewed_and_contiguous_again, there_and_back, rounded)
+    )
+    def test_a_result_as_it_is_read(self, f, dtype):
+        """One kernel without a tile, which reads along x and writes along x."""
+        code = self.check(f, randn(128, 64, dtype=dtype))
+        self.assertIsNone(self.tile(code))
+        self.assertEqual(self.size_hints(code), {"x": 256, "r0_": 32})
+        self.assertEqual(code.count("tl.load("), 1)
+
+    def test_a_result_as_it_is_read_of_a_batch(self):
+        def f(x):
+            blocks = x.unflatten(1, (-1, 32))
+            amax = blocks.abs().amax(2, keepdim=True)
+            return ((blocks / amax * 3).floor() * amax).flatten(1, 2), amax
+
+        self.check(f, randn(3, 96, 72))
+
+    def test_blocks_that_upstream_fuses_keep_their_loops(self):
+        def f(x):
+            blocks = x.view(-1, 32, x.shape[1])
+            amax = blocks.abs().amax(1, keepdim=True)
+            return (blocks / amax).view(x.shape), amax
+
+        codes = []
         for tiles in (True, False):
             torch._dynamo.reset()
-            options = {**TILED, "triton.block_reduction_tiles": tiles}
-            with inductor_config.patch(options):
-                compiled = torch.compile(contiguous_again)
-                _, code = run_and_get_code(compiled, randn(128, 64))
-            self.assertIsNone(self.tile("\n".join(code)))
-            loops.append(re.findall(r"size_hints=(\{.*?\})", "\n".join(code)))
-        self.assertEqual(*loops)
+            options = {"triton.block_reduction_tiles": tiles}
+            codes.append(self.size_hints(self.check(f, randn(128, 64), **options)))
+            metrics.reset()
+        self.assertEqual(*codes)
 
     def test_a_transposed_input_is_read_along_its_blocks(self):
         code = self.check(flattened, randn(64, 128).t())

@@ -693,6 +693,18 @@ class FewLongRowsTest(TestCase):
         with patch.object(DeviceModel, "l2_bytes", tensors * x.nbytes):
             self.check(f, x, grad, fused=0, kernels=kernels)
 
+    @parametrize("width, again, kernels", ((31, True, 3), (33, True, 1), (31, False, 1)))
+    def test_rows_in_pieces_that_share_lines(self, width, again, kernels):
+        """Of 31 float32 two rows have parts of a line: what is made of them is split."""
+        dims = {"dim": (0, 2, 3), "keepdim": True}
+
+        def f(x):
+            mean = x.mean(**dims)
+            return (x - mean if again else mean,)
+
+        x = torch.randn(5, 66, 120, width, device=GPU_TYPE).transpose(1, 2)
+        self.check(f, x, fused=0, kernels=kernels)
+
     @parametrize("product, kernels", ((False, 5), (True, 4)))
     def test_rows_in_pieces_that_another_kernel_reduces(self, product, kernels):
         """It has a matrix product between: what it reads beside them is not read here."""
@@ -711,20 +723,24 @@ class FewLongRowsTest(TestCase):
         x = torch.randn(3, 250, 44, device=GPU_TYPE)
         self.check(lambda x: (x[:, :, :40].sum((1, 2)),), x, fused=0, kernels=2)
 
-    def leaves(self, device, rows, columns, stride=1, reads=1):
-        """Of tensors of float32, of which a row has each column or every so many."""
+    def leaves(self, device, rows, columns, piece=None, reads=1):
+        """Of tensors of float32, of which a row is in pieces of so many columns, or whole."""
         self.assertTrue(hasattr(V.choices, "leaves_rows_whole"))
+        pieces = columns // piece if piece else 1
 
         def load(index, rindex):
-            (row,), (column,) = index, rindex
+            (row,), (*outer, column) = index, rindex
             for i in range(reads):
-                ops.load(f"x{i}", stride * (columns * row + column))
+                start = (outer[0] * rows + row) * piece if piece else columns * row
+                ops.load(f"x{i}", start + column)
             return ops.load("mean", row)
 
         reduction = SimpleNamespace(
             inner_fn=load,
             get_size=lambda: [sympy.Integer(rows)],
-            get_reduction_size=lambda: [sympy.Integer(columns)],
+            get_reduction_size=lambda: [
+                sympy.Integer(n) for n in ([pieces, piece] if piece else [columns])
+            ],
         )
         graph = SimpleNamespace(
             sizevars=SizeVarAllocator(),
@@ -811,16 +827,22 @@ class FewLongRowsTest(TestCase):
         """One for most SMs, and all that is read of them fits in L2."""
         device = DeviceProperties.create(torch.device(GPU_TYPE))
         sms, l2 = device.multi_processor_count, DeviceModel.of(device).l2_bytes
+        piece = 64
+
+        def fitting(reads):
+            return l2 // (4 * reads * sms) // piece * piece
+
         for rows, columns, reads, whole in (
-            (sms, 9000, 1, True),
-            (8, 9000, 1, False),
-            (sms, l2 // (4 * sms), 1, True),
-            (sms, l2 // (4 * sms) + 1, 1, False),
-            (sms, l2 // (8 * sms), 2, True),
-            (sms, l2 // (8 * sms) + 1, 2, False),
+            (sms, 9024, 1, True),
+            (8, 9024, 1, False),
+            (sms, fitting(1), 1, True),
+            (sms, fitting(1) + piece, 1, False),
+            (sms, fitting(2), 2, True),
+            (sms, fitting(2) + piece, 2, False),
         ):
-            self.assertTrue(self.leaves(device, rows, columns, 1, reads))
-            self.assertEqual(self.leaves(device, rows, columns, 2, reads), whole)
+            self.assertTrue(self.leaves(device, rows, columns, reads=reads))
+            found = self.leaves(device, rows, columns, piece, reads)
+            self.assertEqual(found, whole)
 
     def test_other_gpus(self):
         """On other GPUs than NVIDIA's as upstream."""

@@ -50,8 +50,8 @@ from .block_reduction_loops import (
     Strides,
     without_needless_modulo,
 )
-from .block_reduction_tile import LINE_BYTES, may_have_tile, tiles_blocks
-from .device_model import DeviceModel
+from .block_reduction_tile import may_have_tile, tiles_blocks
+from .device_model import DeviceModel, LINE_BYTES
 from .loop_body import LoopBody
 from .runtime.hints import DeviceProperties
 from .utils import get_dtype_size, sympy_index_symbol, sympy_product, sympy_subs
@@ -104,8 +104,9 @@ def _loops_of(
 ) -> dict[SchedulerNode, LoopBody]:
     """
     The reduction ``node`` and what goes on with its values or results, each with its new
-    loops; those of ``done`` keep theirs. Empty where no values are written along the blocks:
-    as they are read, the loops that blocks were written in are as fast.
+    loops; those of ``done`` keep theirs. Empty where no values are written along the blocks,
+    and none by loops that are no blocks': as they are read, the loops that blocks were
+    written in are as fast.
     """
     if len(node._body.reduce_vars) != 1:
         return {}
@@ -122,7 +123,7 @@ def _loops_of(
     of_blocks: dict[str, list[Strides]] = {}
     blocks, values = node.group[1][0], sympy_product(node.group[1])
     sizes = {"blocks": [*body.sizes[0]], "values": [*body.sizes[0], *body.sizes[1]]}
-    along_blocks = False
+    gains = False
     queue = [node]
     while queue:
         each = queue.pop(0)
@@ -134,7 +135,7 @@ def _loops_of(
                     of_blocks.setdefault(buffer, []).append(at)
                 else:
                     of_values.setdefault(buffer, []).append(at)
-                    along_blocks |= at.strides[loops[each].iter_vars[-1]] == 1
+                    gains |= at.strides[loops[each].iter_vars[-1]] == 1
         for user in _users(each):
             if user in loops or user.is_reduction():
                 continue
@@ -146,13 +147,15 @@ def _loops_of(
             else:
                 continue
             if new is not None and (user not in done or new is user._body):
+                # else upstream cannot fuse it
+                gains |= equal(numel, values) and split_loops(user._body) is not user._body
                 loops[user] = new
                 queue.append(user)
     changed = body is not node._body or any(
         new is not each._body and not equal(each.group[1][0], blocks)
         for each, new in loops.items()
     )
-    return loops if along_blocks and changed else {}
+    return loops if gains and changed else {}
 
 
 def _users(node: SchedulerNode) -> list[SchedulerNode]:

@@ -31,6 +31,7 @@ import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config
+from .device_model import LINE_BYTES
 from .runtime.launch_plan import LaunchPlan
 from .runtime.registers import THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from .tiling_utils import CoalesceVarAnalysis, FusedNormalizedReadsWrites
 
 
-# Bytes of a line of a cache, and what memory is read by.
-LINE_BYTES = 128
 # Bytes that a lane loads: a warp's lanes have a line between them.
 LANE_BYTES = LINE_BYTES // THREADS_PER_WARP
 # Bytes that a program writes in a row, if it can. On an H200 blocks of 128 bytes take 5 %

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from .runtime.hints import DeviceProperties
 
 
+# Bytes of a line of L1 and L2 (CUDA C++ Best Practices Guide, coalesced access).
+LINE_BYTES = 128
+
+
 @dataclasses.dataclass(frozen=True)
 class DeviceModel:
     """A GPU. SM: streaming multiprocessor."""

@@ -13,7 +13,8 @@ A row need not be contiguous: a channel of a batch norm, [N, C, H, W] over N, H 
 as many pieces as there are images. What is made of such rows waits for them once more. It
 gains where it finds them in the L2 cache, and loses where they come from memory again. There
 the reductions of one kernel are to be alike: of what is reduced beside another tensor, as the
-gradient of a batch norm, all that a kernel reads counts.
+gradient of a batch norm, all that a kernel reads counts. And a line of the cache that two rows
+have parts of is loaded for both: what is made of rows in such short pieces is faster split.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 from torch.utils._ordered_set import OrderedSet
 
 from .dependencies import extract_read_writes, index_vars_squeeze, MemoryDep
-from .device_model import DeviceModel
+from .device_model import DeviceModel, LINE_BYTES
 from .ir import ComputedBuffer, convert_shape_to_inductor, FlexibleLayout, Pointwise
 from .utils import is_view, sympy_product
 from .virtualized import V
@@ -80,6 +81,11 @@ def leaves_rows_whole(
     if all(each <= columns for each in extents.values()):
         return True
     if idle > 0:
+        return False
+    pieces = (
+        adjacent(dep, column_vars) * V.graph.get_dtype(dep.name).itemsize for dep in of_columns
+    )
+    if min(pieces, default=LINE_BYTES) < LINE_BYTES and is_used_along_rows(elements):
         return False
     itemsize = sum(V.graph.get_dtype(dep.name).itemsize for dep in of_columns)
     return elements * max(itemsize, bytes_beside(rows, elements)) <= device.l2_bytes
@@ -207,8 +213,10 @@ def numel_hint(value: object) -> int:
     return V.graph.sizevars.optimization_hint(numel, fallback=0)
 
 
-def extent(dep: MemoryDep, column_vars: Sequence[sympy.Symbol]) -> int:
-    """Elements from the first that a row reads by ``dep`` to its last, both included."""
+def of_columns_hints(
+    dep: MemoryDep, column_vars: Sequence[sympy.Symbol]
+) -> list[tuple[int, int]]:
+    """The strides and sizes of the columns' variables."""
     sizevars = V.graph.sizevars
     index = sizevars.simplify_with_ranges(dep.index, dep.ranges)
     strides = sizevars.stride_hints(index, column_vars, list(dep.ranges))
@@ -216,4 +224,19 @@ def extent(dep: MemoryDep, column_vars: Sequence[sympy.Symbol]) -> int:
         sizevars.optimization_hint(dep.ranges.get(variable, 1), fallback=1)
         for variable in column_vars
     )
-    return 1 + sum(abs(stride) * (size - 1) for stride, size in zip(strides, sizes))
+    return [*zip(strides, sizes)]
+
+
+def extent(dep: MemoryDep, column_vars: Sequence[sympy.Symbol]) -> int:
+    """Elements from the first that a row reads by ``dep`` to its last, both included."""
+    hints = of_columns_hints(dep, column_vars)
+    return 1 + sum(abs(stride) * (size - 1) for stride, size in hints)
+
+
+def adjacent(dep: MemoryDep, column_vars: Sequence[sympy.Symbol]) -> int:
+    """Columns of a row that are adjacent in memory as ``dep`` reads them."""
+    found = 1
+    for stride, size in sorted(of_columns_hints(dep, column_vars)):
+        if stride == found:
+            found *= size
+    return found
