@@ -216,6 +216,24 @@ class BlockReductionLoopsTest(BlockReductionTestBase):
 
         self.check(f, randn(3, 96, 72))
 
+    @parametrize(
+        "block, dtype, kernels",
+        (
+            (128, torch.bfloat16, 1),
+            (256, torch.bfloat16, 2),
+            (256, torch.float32, 1),
+            (512, torch.float32, 2),
+        ),
+    )
+    def test_long_blocks_as_they_are_read(self, block, dtype, kernels):
+        """Two kernels are faster where a tile's warps do not hold a line of blocks."""
+
+        def f(x):
+            y, amax = flattened(x, block)
+            return y.contiguous(), amax
+
+        self.check(f, randn(2 * block, 64, dtype=dtype), kernels=kernels)
+
     def test_blocks_that_upstream_fuses_keep_their_loops(self):
         def f(x):
             blocks = x.view(-1, 32, x.shape[1])

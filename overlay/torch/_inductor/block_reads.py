@@ -50,7 +50,13 @@ from .block_reduction_loops import (
     Strides,
     without_needless_modulo,
 )
-from .block_reduction_tile import may_have_tile, tiles_blocks
+from .block_reduction_tile import (
+    ELEMENTS_PER_THREAD,
+    LANE_BYTES,
+    may_have_tile,
+    NUM_WARPS,
+    tiles_blocks,
+)
 from .device_model import DeviceModel, LINE_BYTES
 from .loop_body import LoopBody
 from .runtime.hints import DeviceProperties
@@ -124,6 +130,7 @@ def _loops_of(
     blocks, values = node.group[1][0], sympy_product(node.group[1])
     sizes = {"blocks": [*body.sizes[0]], "values": [*body.sizes[0], *body.sizes[1]]}
     gains = False
+    is_held = _is_held(node.group[1][1], V.graph.get_dtype(name).itemsize)
     queue = [node]
     while queue:
         each = queue.pop(0)
@@ -147,8 +154,9 @@ def _loops_of(
             else:
                 continue
             if new is not None and (user not in done or new is user._body):
-                # else upstream cannot fuse it
-                gains |= equal(numel, values) and split_loops(user._body) is not user._body
+                if is_held and equal(numel, values):
+                    # without the loops of blocks upstream cannot fuse it
+                    gains |= split_loops(user._body) is not user._body
                 loops[user] = new
                 queue.append(user)
     changed = body is not node._body or any(
@@ -156,6 +164,12 @@ def _loops_of(
         for each, new in loops.items()
     )
     return loops if gains and changed else {}
+
+
+def _is_held(block: sympy.Expr, itemsize: int) -> bool:
+    """Whether the warps of a tile hold the blocks of a line of columns."""
+    lane = max(1, LANE_BYTES // itemsize)
+    return int(block) * lane <= NUM_WARPS * ELEMENTS_PER_THREAD
 
 
 def _users(node: SchedulerNode) -> list[SchedulerNode]:
