@@ -110,9 +110,9 @@ def _loops_of(
 ) -> dict[SchedulerNode, LoopBody]:
     """
     The reduction ``node`` and what goes on with its values or results, each with its new
-    loops; those of ``done`` keep theirs. Empty where no values are written along the blocks,
-    and none by loops that are no blocks': as they are read, the loops that blocks were
-    written in are as fast.
+    loops; those of ``done`` keep theirs. Empty where no values are written along the blocks:
+    as they are read, the loops that blocks were written in are as fast, unless the values
+    have loops that are no blocks', and the reduction reads as it is.
     """
     if len(node._body.reduce_vars) != 1:
         return {}
@@ -130,7 +130,8 @@ def _loops_of(
     blocks, values = node.group[1][0], sympy_product(node.group[1])
     sizes = {"blocks": [*body.sizes[0]], "values": [*body.sizes[0], *body.sizes[1]]}
     gains = False
-    is_held = _is_held(node.group[1][1], V.graph.get_dtype(name).itemsize)
+    itemsize = V.graph.get_dtype(name).itemsize
+    may_join = body is node._body and _is_held(node.group[1][1], itemsize)
     queue = [node]
     while queue:
         each = queue.pop(0)
@@ -154,7 +155,7 @@ def _loops_of(
             else:
                 continue
             if new is not None and (user not in done or new is user._body):
-                if is_held and equal(numel, values):
+                if may_join and equal(numel, values):
                     # without the loops of blocks upstream cannot fuse it
                     gains |= split_loops(user._body) is not user._body
                 loops[user] = new
@@ -167,9 +168,9 @@ def _loops_of(
 
 
 def _is_held(block: sympy.Expr, itemsize: int) -> bool:
-    """Whether the warps of a tile hold the blocks of a line of columns."""
+    """Whether half of the warps of a tile hold the blocks of a line of columns."""
     lane = max(1, LANE_BYTES // itemsize)
-    return int(block) * lane <= NUM_WARPS * ELEMENTS_PER_THREAD
+    return 2 * int(block) * lane <= NUM_WARPS * ELEMENTS_PER_THREAD
 
 
 def _users(node: SchedulerNode) -> list[SchedulerNode]:
