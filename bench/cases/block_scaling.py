@@ -130,7 +130,12 @@ CASES = [
     ),
     _case("mx_dim1_back", "the flattened one, copied back", mx_dim1_back, block_bytes(1)),
     _case("mx_dim1_rows", "along the other, not transposed", mx_dim1_rows, block_bytes(1)),
-    _case("mx_dim1_rounded", "rounded to 8 bits and back", mx_dim1_rounded, block_bytes(1)),
+    _case(
+        "mx_dim1_rounded",
+        "rounded to 8 bits and back",
+        mx_dim1_rounded,
+        block_bytes(1, scale=4),
+    ),
     _case("mx_both", "scale both ways in one graph", mx_both, block_bytes(2)),
     _case("mx_both_flat", "both ways of flattened blocks", mx_both_flat, block_bytes(2)),
     _case("mx_both_fp8", "both ways, to e4m3 with e8m0 scales", mx_both_fp8, block_bytes(2, 1, 1)),
