@@ -2,6 +2,7 @@
 """The loops of a block reduction, and of what goes on with it, whatever views it is written in."""
 
 import dataclasses
+import re
 from unittest import mock
 
 import sympy
@@ -201,10 +202,18 @@ class BlockReductionLoopsTest(BlockReductionTestBase):
         self.assertEqual(self.size_hints(code), {"x": 256, "r0_": 32})
         self.assertEqual(code.count("tl.load("), 1)
 
-    def test_a_result_that_is_transposed_twice(self):
+    def test_a_result_that_is_not_transposed(self):
         """It keeps its loops, which are as fast."""
-        code = self.check(contiguous_again, randn(128, 64), kernels=2)
-        self.assertIsNone(self.tile(code))
+        loops = []
+        for tiles in (True, False):
+            torch._dynamo.reset()
+            options = {**TILED, "triton.block_reduction_tiles": tiles}
+            with inductor_config.patch(options):
+                compiled = torch.compile(contiguous_again)
+                _, code = run_and_get_code(compiled, randn(128, 64))
+            self.assertIsNone(self.tile("\n".join(code)))
+            loops.append(re.findall(r"size_hints=(\{.*?\})", "\n".join(code)))
+        self.assertEqual(*loops)
 
     def test_a_result_as_it_is_read_of_a_batch(self):
         def f(x):
