@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_each_series_applies_without_the_later_ones(name: str, prefixes: commits
     check(prefixes.path, found.up_to(series))
 
 
+def test_each_patch_defines_the_names_of_its_tests(prefixes: commits.Repo) -> None:
+    for commit in prefixes.commits("stack"):
+        prefixes.git("checkout", "-q", "--detach", commit)
+        changed = prefixes.git("diff", "--name-only", "HEAD~1", "HEAD").split()
+        tests = [path for path in changed if path.startswith("test/") and path.endswith(".py")]
+        assert not undefined(prefixes.path, tests), prefixes.message(commit)
+
+
 @pytest.mark.parametrize("name", SERIES[-2:])
 def test_each_of_the_last_series_applies_alone(name: str, tmp_path: Path) -> None:
     checkout = tmp_path / "pytorch"
@@ -107,16 +116,22 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> commits.Repo:
 def check(top: Path, found: Stack) -> None:
     """That the modules of a stack, in the folder `top`, could be imported."""
     files = [path for path in found.tree_files if path.endswith(".py")]
-    command = [sys.executable, "-m", "ruff", "check", "-q", "--isolated", "--no-cache"]
-    rules = ["--select=F821,F822,F823,E9", "--output-format=concise", *files]
-    said = subprocess.run([*command, *rules], cwd=top, capture_output=True, text=True).stdout
-    wrong = [line for line in said.splitlines() if not any(f"`{n}`" in line for n in OF_TYPES)]
+    wrong = [line for line in undefined(top, files) if not any(f"`{n}`" in line for n in OF_TYPES)]
     assert not wrong, wrong
     for path in files:
         for node in ast.walk(ast.parse((top / path).read_bytes())):
             if isinstance(node, ast.ImportFrom) and node.level:
                 folder = (top / path).parents[node.level - 1]
                 check_import(node, folder.joinpath(*(node.module or "").split(".")), path)
+
+
+def undefined(top: Path, files: Sequence[str]) -> list[str]:
+    """Names without a definition, and what does not parse."""
+    command = [sys.executable, "-m", "ruff", "check", "-q", "--isolated", "--no-cache"]
+    rules = ["--select=F821,F822,F823,E9", "--output-format=concise", *files]
+    done = subprocess.run([*command, *rules], cwd=top, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines()
 
 
 def check_import(node: ast.ImportFrom, module: Path, path: str) -> None:

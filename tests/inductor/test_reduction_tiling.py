@@ -22,7 +22,6 @@ from torch._inductor import (
 )
 from torch._inductor.block_reduction_order import follow_writes, YFirstTile
 from torch._inductor.block_reduction_tile import Access, BlockReductionTile, choose_tile
-from torch._inductor.codegen import simd
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_heuristics import GridExpr, persistent_reduction
@@ -993,8 +992,8 @@ def grouped_heads_first(x, value):
     return (y.repeat_interleave(2, 1),)
 
 
-def coalesced_variables(analysis):
-    return analysis.norm_read_writes.index_vars & analysis.coalesced_by_var.keys()
+def no_variables(reads_writes):
+    return OrderedSet()
 
 
 def tiling_row_values(tile=True):
@@ -1004,8 +1003,8 @@ def tiling_row_values(tile=True):
     From 2.15 on the analysis itself has none for what one dimension has coalesced, whatever
     the row's length.
     """
-    variables = coalesced_variables if tile else row_values.tiling_variables
-    return mock.patch.object(simd, "tiling_variables", variables)
+    variables = no_variables if tile else row_values.variables_of_row_values
+    return mock.patch.object(row_values, "variables_of_row_values", variables)
 
 
 # repeats are copied by kernels of their own
