@@ -91,10 +91,13 @@ def test_verify_counts_what_it_checked(made: Tree) -> None:
     assert "3 files of the base, 3 of the tree, 2 copies" in done.stdout
 
 
-def test_verify_checks_the_copies(made: Tree) -> None:
+def test_the_copies_are_checked(made: Tree) -> None:
+    assert "copy " not in graft(made, "status").stdout
     stray = made.prefix.parent / "overlay/torch/_inductor/stray.py"
     stray.write_text("")
     try:
+        done = graft(made, "status")
+        assert "stray.py is made by no patch  (graft refresh)" in done.stdout
         done = graft(made, "verify")
         assert done.returncode == 1
         assert "overlay/torch/_inductor/stray.py is made by no patch" in done.stderr

@@ -83,6 +83,8 @@ def status(prefix: Path) -> None:
     click.echo(f"pin     {there.pin}")
     stale = "" if there.stack_hash == series.hash else "  (the series has changed: ./build.sh)"
     click.echo(f"stack   {there.stack_hash[:12]}{stale}")
+    for problem in stack.differing_copies(series):
+        click.echo(f"copy    {problem}  (graft refresh)")
     click.echo(f"patches {len(there.patches)}")
     heads = {each.patches[0]: each.name for each in series.series}
     for name in there.patches:

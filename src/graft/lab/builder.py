@@ -570,6 +570,18 @@ def _make_types_cheap() -> None:
     interpreter._get_np_dtype = _np_dtype
 
 
+_device_call = interpreter.InterpretedFunction.__call__
+
+
+def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`InterpretedFunction.__call__`, recorded."""
+    if self not in _device_functions:
+        member = functools.partial(_device_call, self)
+        _device_functions[self] = install().operations.remember(member)
+    return _device_functions[self](*args, **kwargs)
+
+
+_device_functions: dict[Any, Callable[..., Any]] = {}
 _installed: Builder | None = None
 
 
@@ -605,7 +617,9 @@ def install() -> Builder:
         interpreter._patch_builtin(language.tensor, builder, scope)
         interpreter._patch_lang_tensor(language.tensor, scope)
         interpreter._patch_lang_core(language, scope)
-    tl.tensor.__index__ = lambda self: self.handle.data.item()
+    tl.tensor.__index__ = operations.asks(lambda self: self.handle.data.item())
+    tl.tensor.__bool__ = operations.asks(tl.tensor.__bool__)
+    interpreter.InterpretedFunction.__call__ = _call_device_function
     interpreter._patch_builtin(tl.math, builder, scope)
     interpreter._patch_builtin(tl.core.tensor_descriptor_base, builder, scope)
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()

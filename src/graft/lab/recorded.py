@@ -1,18 +1,20 @@
-"""An operation of a kernel, by the calls of the builder that it came down to before.
+"""An operation or a device function of a kernel, by the calls of the builder that it came down to.
 
 What Triton's front end makes of `x + 1` (casts, splats, an addition) depends on the types of its
 tensors and on the values of everything else. The interpreter works it out for each operation of
 each program, which takes ten times as long as numpy takes to add two small blocks. Here the first
 time is recorded, as calls of the builder on handles; the next time, with the same types and values,
-the calls alone are made.
+the calls alone are made. A device function, as the combining function of a reduction, is recorded
+whole.
 
 Functions whose calls cannot be told apart by types and values, or whose results are no tensors, go
-Triton's way every time.
+Triton's way every time; so do those that branch on what a tensor holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -91,6 +93,10 @@ class _Recorder:
         self.constant.append(constant)
         return len(self.slots) - 1
 
+    def result(self, handle: TensorHandle | None) -> int | None:
+        """The place of what was returned; None where it was not made here."""
+        return self._add(None, True) if handle is None else self.places.get(id(handle))
+
     def _place(self, value: Any) -> int:
         if isinstance(value, TensorHandle):
             place = self.places.get(id(value))
@@ -153,15 +159,34 @@ class Operations:
     def __init__(self, semantic: Any) -> None:
         self.semantic = semantic
         self.known: dict[Any, Any] = {}
-        self.recording = False
+        self.recorder: _Recorder | None = None
+
+    def asks(self, member: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that says what a tensor holds: what is made of that cannot be recorded."""
+
+        def asked(value: Any) -> Any:
+            if self.recorder is not None:
+                self.recorder.complete = False
+            return member(value)
+
+        return asked
 
     def wrap(self, member: Callable[..., Any]) -> Callable[..., Any]:
         """A function of Triton's language, which takes `_semantic`, for a kernel to call."""
-        semantic, known, tensor = self.semantic, self.known, tl.tensor
+        remembered = self.remember(partial(member, _semantic=self.semantic))
 
         def operation(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
-            if self.recording:
-                return member(*args, **kwargs, _semantic=semantic)
+            return remembered(*args, **kwargs)
+
+        return operation
+
+    def remember(self, member: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of tensors that makes only calls of the builder, for a kernel to call."""
+        known, tensor = self.known, tl.tensor
+
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            if self.recorder is not None:
+                return member(*args, **kwargs)
             key: list[Any] = [member, *kwargs]
             handles: list[Any] = []
             try:
@@ -173,18 +198,20 @@ class Operations:
                     else:
                         key.append(_key(value))
             except Unknown:
-                return member(*args, **kwargs, _semantic=semantic)
+                return member(*args, **kwargs)
             full = tuple(key)
             found = known.get(full, _nothing)
             if found is None:
-                return member(*args, **kwargs, _semantic=semantic)
+                return member(*args, **kwargs)
             if found is _nothing:
                 return self._record(full, member, args, kwargs)
             fixed, steps, place, type_ = found
             slots = handles + fixed
             for call, arguments, at in steps:
                 slots[at] = call(*arguments(slots))
-            return tensor(slots[place], type_)
+            if type(place) is int:
+                return tensor(slots[place], type_)
+            return tuple([tensor(slots[at], each) for at, each in zip(place, type_)])
 
         return operation
 
@@ -194,7 +221,7 @@ class Operations:
         tensors = [x for x in (*args, *kwargs.values()) if type(x) is tl.tensor]
         if any(type(x.handle) is not TensorHandle for x in tensors):  # a block's pointer
             self.known[key] = None
-            return member(*args, **kwargs, _semantic=self.semantic)
+            return member(*args, **kwargs)
         handles: list[TensorHandle] = []
 
         def apart(value: Any) -> Any:
@@ -209,12 +236,11 @@ class Operations:
         kwargs = {name: apart(value) for name, value in kwargs.items()}
         builder = self.semantic.builder
         recorder = _Recorder(builder, handles)
-        self.semantic.builder = recorder
-        self.recording = True
+        self.semantic.builder = self.recorder = recorder
         try:
-            result = member(*args, **kwargs, _semantic=self.semantic)
+            result = member(*args, **kwargs)
         finally:
-            self.recording = False
+            self.recorder = None
             self.semantic.builder = builder
         if len(self.known) >= _MOST:
             self.known.clear()
@@ -223,16 +249,16 @@ class Operations:
 
     @staticmethod
     def _found(recorder: _Recorder, inputs: int, result: Any) -> Any:
-        if not recorder.complete or type(result) is not tl.tensor:
+        results = result if type(result) is tuple else (result,)
+        if not recorder.complete or any(type(each) is not tl.tensor for each in results):
             return None
-        if result.handle is None:
-            place = recorder._add(None, True)
-        elif id(result.handle) in recorder.places:
-            place = recorder.places[id(result.handle)]
-        else:
+        at = [recorder.result(each.handle) for each in results]
+        if None in at:
             return None
         fixed = [
             value if constant else None
             for value, constant in zip(recorder.slots[inputs:], recorder.constant[inputs:])
         ]
-        return fixed, recorder.steps, place, result.type
+        if type(result) is tuple:
+            return fixed, recorder.steps, at, [each.type for each in results]
+        return fixed, recorder.steps, at[0], result.type
