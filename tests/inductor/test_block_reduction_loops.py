@@ -240,11 +240,14 @@ class BlockReductionLoopsTest(BlockReductionTestBase):
             amax = blocks.abs().amax(1, keepdim=True)
             return (blocks / amax).view(x.shape), amax
 
+        # 2.15 has two kernels of it by itself
+        kernels = 2 if hasattr(tiling_utils, "analyze_memory_coalescing_for_nodes") else 1
         codes = []
         for tiles in (True, False):
             torch._dynamo.reset()
             options = {"triton.block_reduction_tiles": tiles}
-            codes.append(self.size_hints(self.check(f, randn(128, 64), **options)))
+            code = self.check(f, randn(128, 64), kernels=kernels, **options)
+            codes.append(re.findall(r"size_hints=(\{.*?\})", code))
             metrics.reset()
         self.assertEqual(*codes)
 
