@@ -87,6 +87,36 @@ if os.environ.get("TRITON_INTERPRET") == "1":
             tl.store(place + 7 * BLOCK, libdevice.fmod(y, x + 1) + x[None, :].reshape(BLOCK))
 
     @triton.jit
+    def both(x, y):
+        return tl.minimum(x, y), tl.maximum(x, y)
+
+    @triton.jit
+    def doubled_of_a_high_program(x):
+        if tl.program_id(0) > 1:
+            x = x * 2
+        return x
+
+    @triton.jit
+    def counted(x, count):
+        for _ in range(count):
+            x += 1
+        return x
+
+    @triton.jit
+    def place(target, number, BLOCK: tl.constexpr):
+        return target + (tl.program_id(0) * 4 + number) * BLOCK + tl.arange(0, BLOCK)
+
+    @triton.jit
+    def device_functions_kernel(source, target, BLOCK: tl.constexpr):
+        """Functions with two results, with a branch, with a loop, and without a tensor."""
+        x = tl.load(source + tl.arange(0, BLOCK))
+        low, high = both(x, tl.program_id(0) - x)
+        tl.store(place(target, 0, BLOCK), low)
+        tl.store(place(target, 1, BLOCK), high)
+        tl.store(place(target, 2, BLOCK), doubled_of_a_high_program(x))
+        tl.store(place(target, 3, BLOCK), counted(x, tl.program_id(0)))
+
+    @triton.jit
     def libdevice_kernel(source, target, BLOCK: tl.constexpr):
         index = tl.arange(0, BLOCK)
         x = tl.load(source + index)
@@ -311,6 +341,31 @@ def test_operations_that_are_alike_are_told_apart(lab: LabProcess) -> None:
     known, unknown = lab("alike")
     assert known == before > 20  # nothing is worked out again
     assert unknown < known / 4
+
+
+def in_lab_device_functions() -> Any:
+    arguments = {"target": torch.empty(4, 4, 4), "BLOCK": 4}
+    signature = {"source": "*fp32", "target": "*fp32", "BLOCK": "constexpr"}
+    for start in (0, 7):
+        x = torch.arange(start, start + 4, dtype=torch.float32)
+        interpret.launch(device_functions_kernel, arguments | {"source": x}, signature, (4, 1, 1))
+        for program, result in enumerate(arguments["target"]):
+            y = program - x
+            doubled = x * 2 if program > 1 else x
+            expected = torch.stack((torch.minimum(x, y), torch.maximum(x, y), doubled, x + program))
+            torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    recorded: dict[str, list[bool]] = {}
+    for (member, *_), steps in builder.install().operations.known.items():
+        if member.args:  # a device function
+            recorded.setdefault(member.args[0].__name__, []).append(steps is not None)
+    return recorded
+
+
+def test_device_functions_are_recorded_unless_they_ask_what_a_tensor_holds(lab: LabProcess) -> None:
+    found = lab("device_functions")
+    assert found["both"] == [True]
+    assert found["place"] == [True, True, True, True]  # one for each number
+    assert found["counted"] == found["doubled_of_a_high_program"] == [False]
 
 
 def test_bfloat16_rounds_to_nearest_even(lab: LabProcess) -> None:
