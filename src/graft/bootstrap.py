@@ -97,8 +97,7 @@ def build(options: argparse.Namespace) -> int:
     elif (options.prefix / tree.MANIFEST).is_file():
         _check_pin(options.prefix, pin.name)
     series = stack.load(pin)
-    if pin.name == pins.DEFAULT_PIN:
-        stack.check_copies(series)
+    stack.check_copies(series)
     base = choose_base(options, pin)
     checkout = options.source.resolve() if options.source else None
     if checkout and not options.compile:

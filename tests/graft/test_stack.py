@@ -239,8 +239,7 @@ def test_copies_are_held_against_the_last_patch(tmp_path: Path) -> None:
 def test_the_shipped_series_loads_and_its_copies_match() -> None:
     for name in pins.names():
         loaded = stack.load(pins.load(name))
-        if name == pins.DEFAULT_PIN:
-            stack.check_copies(loaded)
+        stack.check_copies(loaded)
         for patch in loaded.patches:
             assert patch.text.startswith(b"From " + b"0" * 40), patch.name
     assert "--full-index" in FORMAT_PATCH_FLAGS

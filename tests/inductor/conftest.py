@@ -40,15 +40,7 @@ def _enter_lab() -> bool:
     device = devices.find(os.environ.get("GRAFT_LAB_DEVICE", "H200"))
     budget_s = float(os.environ.get("GRAFT_LAB_BUDGET_S", backend.DEFAULT_BUDGET_S))
     backend.install(device, budget_s, over_budget="eager")
-    _make_no_traces()
     return True
-
-
-def _make_no_traces() -> None:
-    """Upstream's `TestCase` has all structured traces made and dropped: a tenth of its time."""
-    from torch._logging._internal import trace_log
-
-    trace_log.addHandler = lambda _: None
 
 
 LAB = _enter_lab()

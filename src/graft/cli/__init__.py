@@ -145,8 +145,7 @@ def verify(
     pin = pins.load(there.pin)
     whole = stack.load(pin)
     tree.verify(there, whole)
-    if pin.name == pins.DEFAULT_PIN:
-        stack.check_copies(whole)
+    stack.check_copies(whole)
     click.echo(
         f"{there.prefix}: {len(pin.files)} files of the base, {len(there.files)} of the tree, "
         f"{len(whole.new_files)} copies and every link are what {pin.name} and its "

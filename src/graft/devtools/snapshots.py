@@ -111,7 +111,7 @@ def _in_checkout(folder: Path, base: Base, pin: str, prefix: Path, name: str) ->
         each for each in stacks.differing_copies(series, folder) if each.startswith("overlay/")
     ]
     if edit is not None:
-        if differing and pin == pins.DEFAULT_PIN:
+        if differing:
             raise GraftError(
                 f"{name} has an edit, and changes in overlay/ that it does not have: "
                 + "; ".join(differing[:5]),

@@ -16,7 +16,7 @@ from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 from graft.stack.git import NULL_BLOB, blob_id
 from graft.stack.patches import FileChange, Patch, Status
-from graft.stack.pins import Pin
+from graft.stack.pins import DEFAULT_PIN, Pin
 
 COPIES: Mapping[str, str] = {
     "torch/_inductor/": "overlay/torch/_inductor/",
@@ -262,7 +262,9 @@ def copies(root: Path = ROOT) -> dict[str, Path]:
 
 def differing_copies(stack: Stack, root: Path = ROOT) -> list[str]:
     """One entry for each copy that is missing, or differs from what the last patch leaves, or
-    that no patch makes."""
+    that no patch makes. None of another pin's stack: the copies are the default pin's."""
+    if stack.pin.name != DEFAULT_PIN:
+        return []
     problems = []
     there = copies(root)
     for path, blob in stack.new_files.items():

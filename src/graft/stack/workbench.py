@@ -181,8 +181,7 @@ def edit(
                 "./build.sh --prefix DIR, then graft edit --prefix DIR",
             )
         stack = stacks.load(pins.load(pin, root), root)
-        if pin == DEFAULT_PIN:
-            stacks.check_copies(stack, root)
+        stacks.check_copies(stack, root)
         pins.check_base(stack.pin, built.base)
         there = load(root, pin)
         if there is not None:
