@@ -573,15 +573,16 @@ def _make_types_cheap() -> None:
 _device_call = interpreter.InterpretedFunction.__call__
 
 
+@functools.cache
+def _device_function(function: Any) -> Callable[..., Any]:
+    return install().operations.remember(functools.partial(_device_call, function))
+
+
 def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
     """`InterpretedFunction.__call__`, recorded."""
-    if self not in _device_functions:
-        member = functools.partial(_device_call, self)
-        _device_functions[self] = install().operations.remember(member)
-    return _device_functions[self](*args, **kwargs)
+    return _device_function(self)(*args, **kwargs)
 
 
-_device_functions: dict[Any, Callable[..., Any]] = {}
 _installed: Builder | None = None
 
 
