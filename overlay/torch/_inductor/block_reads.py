@@ -50,13 +50,7 @@ from .block_reduction_loops import (
     Strides,
     without_needless_modulo,
 )
-from .block_reduction_tile import (
-    ELEMENTS_PER_THREAD,
-    LANE_BYTES,
-    may_have_tile,
-    NUM_WARPS,
-    tiles_blocks,
-)
+from .block_reduction_tile import may_have_tile, tiles_blocks
 from .device_model import DeviceModel, LINE_BYTES
 from .loop_body import LoopBody
 from .runtime.hints import DeviceProperties
@@ -110,9 +104,9 @@ def _loops_of(
 ) -> dict[SchedulerNode, LoopBody]:
     """
     The reduction ``node`` and what goes on with its values or results, each with its new
-    loops; those of ``done`` keep theirs. Empty where no values are written along the blocks:
-    as they are read, the loops that blocks were written in are as fast, unless the values
-    have loops that are no blocks', and the reduction reads as it is.
+    loops; those of ``done`` keep theirs. Empty where no values are written along the blocks,
+    and none have loops that are no blocks': blocks are written as they are read by one kernel
+    in the loops that they have.
     """
     if len(node._body.reduce_vars) != 1:
         return {}
@@ -130,8 +124,6 @@ def _loops_of(
     blocks, values = node.group[1][0], sympy_product(node.group[1])
     sizes = {"blocks": [*body.sizes[0]], "values": [*body.sizes[0], *body.sizes[1]]}
     gains = False
-    itemsize = V.graph.get_dtype(name).itemsize
-    may_join = body is node._body and _is_held(node.group[1][1], itemsize)
     queue = [node]
     while queue:
         each = queue.pop(0)
@@ -155,9 +147,9 @@ def _loops_of(
             else:
                 continue
             if new is not None and (user not in done or new is user._body):
-                if may_join and equal(numel, values):
-                    # without the loops of blocks upstream cannot fuse it
-                    gains |= split_loops(user._body) is not user._body
+                if equal(numel, values) and new is not user._body:
+                    # in loops of its own it may be a kernel of its own
+                    gains |= _comes_next(user, node, loops)
                 loops[user] = new
                 queue.append(user)
     changed = body is not node._body or any(
@@ -165,12 +157,6 @@ def _loops_of(
         for each, new in loops.items()
     )
     return loops if gains and changed else {}
-
-
-def _is_held(block: sympy.Expr, itemsize: int) -> bool:
-    """Whether half of the warps of a tile hold the blocks of a line of columns."""
-    lane = max(1, LANE_BYTES // itemsize)
-    return 2 * int(block) * lane <= NUM_WARPS * ELEMENTS_PER_THREAD
 
 
 def _users(node: SchedulerNode) -> list[SchedulerNode]:

@@ -14,11 +14,14 @@ from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
+from .as_read_tile import as_read_tile
 from .block_reduction_tile import (
     Access,
-    block_reduction_tile,
+    accesses_of_blocks,
     BlockReductionTile,
+    choose_tile,
     main_accesses,
+    size_hints,
 )
 from .device_model import DeviceModel
 from .runtime.hints import DeviceProperties
@@ -69,21 +72,24 @@ class YFirstTile(BlockReductionTile):
 def ordered_tile(
     features: SIMDKernelFeatures, tiling: dict[str, sympy.Expr]
 ) -> Optional[BlockReductionTile]:
-    """The ``block_reduction_tile``, its programs in the order of what they write."""
-    found = block_reduction_tile(features, tiling)
-    if found is None:
+    """
+    The tile of a persistent reduction that reads along one dimension, and its programs in the
+    order of what they write; or None for any other kernel.
+    """
+    if (analysis := features.coalesce_analysis) is None or (
+        found := accesses_of_blocks(analysis.norm_read_writes, tiling)
+    ) is None:
         return None
-    (reads, writes), tile = found
-    hint = V.graph.sizevars.optimization_hint
-    device = DeviceProperties.create(V.graph.get_current_device_or_throw())
-    return follow_writes(
-        tile,
-        reads,
-        writes,
-        {prefix: hint(n) for prefix, n in tiling.items()},
-        DeviceModel.of(device),
-        may_widen=computes_little(features, reads),
-    )
+    reads, writes = found
+    sizes = size_hints(tiling)
+    properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
+    device = DeviceModel.of(properties)
+    if tile := as_read_tile(reads, writes, sizes, device.sms):
+        return tile
+    if (tile := choose_tile(reads, writes, sizes)) is None:
+        return None
+    may_widen = computes_little(features, reads)
+    return follow_writes(tile, reads, writes, sizes, device, may_widen)
 
 
 def computes_little(features: SIMDKernelFeatures, reads: list[Access]) -> bool:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Optional, TYPE_CHECKING
 
 import sympy
@@ -74,12 +75,14 @@ class Access:
     nbytes: bytes that it moves
     run: elements of RUN_BYTES in a row, by dimension ("y", "x", "r0_"), from the
         dimension of stride 1 on; fewer where no dimension continues them
+    row_alignment: bytes, up to a line, of which all rows are apart a multiple
     """
 
     buffers: OrderedSet[str]
     itemsize: int
     nbytes: int
     run: dict[str, int]
+    row_alignment: int = LINE_BYTES
 
     @property
     def along(self) -> Optional[str]:
@@ -127,16 +130,36 @@ def _split_variables(
     return None if any(not equals(ranges[v], 1) for v in left) else split
 
 
-def _run(
-    index: sympy.Expr,
+def _strides(
+    index: sympy.Expr, ranges: dict[sympy.Symbol, int]
+) -> dict[sympy.Symbol, sympy.Expr]:
+    """The elements that ``index`` goes on by with each variable, from where all are 0."""
+    zero = dict.fromkeys(ranges, 0)
+    start = sympy_subs(index, zero)
+    return {v: sympy_subs(index, {**zero, v: 1}) - start for v in ranges}
+
+
+def _row_alignment(
     itemsize: int,
+    strides: dict[sympy.Symbol, sympy.Expr],
+    ranges: dict[sympy.Symbol, int],
+) -> int:
+    """See ``Access``. One element where a stride is not known."""
+    alignment = LINE_BYTES
+    for v, stride in strides.items():
+        if stride != 1 and ranges[v] > 1:
+            elements = int(stride) if isinstance(stride, sympy.Integer) else 1
+            alignment = math.gcd(alignment, elements * itemsize)
+    return alignment
+
+
+def _run(
+    itemsize: int,
+    strides: dict[sympy.Symbol, sympy.Expr],
     dimensions: dict[str, list[sympy.Symbol]],
     ranges: dict[sympy.Symbol, int],
 ) -> dict[str, int]:
-    """Elements in a row of ``index`` by dimension: see ``Access``."""
-    zero = dict.fromkeys(ranges, 0)
-    start = sympy_subs(index, zero)
-    strides = {v: sympy_subs(index, {**zero, v: 1}) - start for v in ranges}
+    """Elements in a row of an index by dimension: see ``Access``."""
     wanted, covered = RUN_BYTES // itemsize, 1
     run: dict[str, int] = {}
     used = dict.fromkeys(dimensions, 0)
@@ -181,8 +204,12 @@ def accesses(
             elements = 1
             for v in OrderedSet(ranges) & index.free_symbols:
                 elements *= ranges[v]
-            run = _run(index, itemsize, {**pw, **red}, ranges)
-            found.append(Access(buffers, itemsize, elements * itemsize, run))
+            strides = _strides(index, ranges)
+            run = _run(itemsize, strides, {**pw, **red}, ranges)
+            alignment = _row_alignment(itemsize, strides, ranges)
+            found.append(
+                Access(buffers, itemsize, elements * itemsize, run, alignment)
+            )
     return both
 
 
@@ -235,10 +262,10 @@ def block_reduction_tiling(
             "x": sympy_product(ranges[v] for v in variables[i:]),
             "r0_": reduction_numel,
         }
-        found = _tile(reads_writes, tiling)
-        if found is None:
+        found = accesses_of_blocks(reads_writes, tiling)
+        if found is None or choose_tile(*found, size_hints(tiling)) is None:
             continue
-        (_, writes), _ = found
+        _, writes = found
         if any(a.along == "r0_" and len(a.run) > 1 for a in writes):
             parts = {"y": variables[:i], "x": variables[i:]}
             parts["r0_"] = [*reads_writes.reduce_vars]
@@ -249,32 +276,24 @@ def block_reduction_tiling(
     return None
 
 
-def block_reduction_tile(
-    features: SIMDKernelFeatures, tiling: dict[str, sympy.Expr]
-) -> Optional[tuple[tuple[list[Access], list[Access]], BlockReductionTile]]:
-    """
-    The reads and writes of a persistent reduction that reads along one dimension and
-    writes along another, and its tile; or None for any other kernel, and where the
-    analysis cannot tell.
-    """
-    analysis = features.coalesce_analysis
-    if analysis is None or tuple(tiling) not in (("x", "r0_"), ("y", "x", "r0_")):
-        return None
-    return _tile(analysis.norm_read_writes, tiling)
-
-
-def _tile(
+def accesses_of_blocks(
     reads_writes: FusedNormalizedReadsWrites, tiling: dict[str, sympy.Expr]
-) -> Optional[tuple[tuple[list[Access], list[Access]], BlockReductionTile]]:
-    """The reads and writes of a kernel tiled as ``tiling``, and its tile."""
-    if (
-        not may_have_tile(V.graph.get_current_device_or_throw(), tiling["r0_"])
-        or (found := accesses(reads_writes, tiling)) is None
+) -> Optional[tuple[list[Access], list[Access]]]:
+    """
+    The reads and the writes of a reduction tiled as ``tiling``, if it may have a tile and
+    the analysis can tell; or None.
+    """
+    if tuple(tiling) not in (("x", "r0_"), ("y", "x", "r0_")) or not may_have_tile(
+        V.graph.get_current_device_or_throw(), tiling["r0_"]
     ):
         return None
+    return accesses(reads_writes, tiling)
+
+
+def size_hints(tiling: dict[str, sympy.Expr]) -> dict[str, int]:
+    """The sizes of ``tiling``, which may be symbols."""
     hint = V.graph.sizevars.optimization_hint
-    tile = choose_tile(*found, {prefix: hint(n) for prefix, n in tiling.items()})
-    return None if tile is None else (found, tile)
+    return {prefix: hint(numel) for prefix, numel in tiling.items()}
 
 
 def main_accesses(

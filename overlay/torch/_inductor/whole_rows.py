@@ -88,7 +88,10 @@ def leaves_rows_whole(
     if min(pieces, default=LINE_BYTES) < LINE_BYTES and is_used_along_rows(elements):
         return False
     itemsize = sum(V.graph.get_dtype(dep.name).itemsize for dep in of_columns)
-    return elements * max(itemsize, bytes_beside(rows, elements)) <= device.l2_bytes
+    return (
+        elements * itemsize <= device.l2_bytes
+        and elements * bytes_beside(rows, elements) <= device.l2_bytes
+    )
 
 
 def bytes_of_column(reads: Iterable[MemoryDep], elements: int) -> int:
@@ -180,16 +183,14 @@ def reduced_to(node: torch.fx.Node) -> int:
 def tensors_of(node: torch.fx.Node, elements: int) -> OrderedSet[torch.fx.Node]:
     """Those of so many ``elements`` from which, element by element, inputs of ``node`` are made."""
     found: OrderedSet[torch.fx.Node] = OrderedSet()
-    nodes = [node]
+    seen, nodes = OrderedSet([node]), [node]
     for each in nodes:
         if each is not node and not is_elementwise(each):
             found.add(each)
             continue
-        nodes += [
-            given
-            for given in each.all_input_nodes
-            if given not in nodes and numel_hint(given.meta.get("val")) == elements
-        ]
+        given = OrderedSet(each.all_input_nodes) - seen
+        seen |= given
+        nodes += [n for n in given if numel_hint(n.meta.get("val")) == elements]
     return found
 
 
@@ -213,7 +214,7 @@ def numel_hint(value: object) -> int:
     return V.graph.sizevars.optimization_hint(numel, fallback=0)
 
 
-def of_columns_hints(
+def strides_and_sizes(
     dep: MemoryDep, column_vars: Sequence[sympy.Symbol]
 ) -> list[tuple[int, int]]:
     """The strides and sizes of the columns' variables."""
@@ -229,14 +230,14 @@ def of_columns_hints(
 
 def extent(dep: MemoryDep, column_vars: Sequence[sympy.Symbol]) -> int:
     """Elements from the first that a row reads by ``dep`` to its last, both included."""
-    hints = of_columns_hints(dep, column_vars)
+    hints = strides_and_sizes(dep, column_vars)
     return 1 + sum(abs(stride) * (size - 1) for stride, size in hints)
 
 
 def adjacent(dep: MemoryDep, column_vars: Sequence[sympy.Symbol]) -> int:
     """Columns of a row that are adjacent in memory as ``dep`` reads them."""
     found = 1
-    for stride, size in sorted(of_columns_hints(dep, column_vars)):
+    for stride, size in sorted(strides_and_sizes(dep, column_vars)):
         if stride == found:
             found *= size
     return found

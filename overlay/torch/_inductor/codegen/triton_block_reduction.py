@@ -1,15 +1,16 @@
 """
 The Triton kernel of a reduction over blocks, with the tile that its coalescing analysis chose.
 
-It is persistent where there is such a tile; and a ``YFirstTile`` has its programs go along y,
-and only then along x.
+It is persistent where there is such a tile. A ``YFirstTile`` has its programs go along y, and
+only then along x; with an ``AsReadTile`` rows are loaded before tiles.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING, Union
 
+from ..as_read_tile import AsReadTile, is_row
 from ..block_reduction_order import YFirstTile
 from ..runtime import triton_heuristics
 from ..vector_width import limit_alignment
@@ -19,7 +20,9 @@ from .triton import TritonKernel
 
 if TYPE_CHECKING:
     from ..block_reduction_tile import BlockReductionTile
+    from ..utils import IndentedBuffer
     from .simd import IterationRangesRoot
+    from .triton import BlockDescriptorOptions, IndexingOptions
 
 
 class BlockReductionKernel(TritonKernel):
@@ -72,6 +75,13 @@ class BlockReductionKernel(TritonKernel):
         if not (self.inside_reduction and self.persistent_reduction):
             return None
         return self.block_reduction_tile
+
+    def get_load_buffer(
+        self, indexing: Union[IndexingOptions, BlockDescriptorOptions]
+    ) -> IndentedBuffer:
+        buffer = super().get_load_buffer(indexing)
+        rows_first = isinstance(self.tile_in_reduction, AsReadTile) and is_row(indexing)
+        return self.indexing_code if rows_first and buffer is self.loads else buffer
 
     def _get_heuristic(self) -> str:
         # codegen_kernel asks when all that is in these two is there, and writes them then

@@ -1,0 +1,117 @@
+"""
+The tile of a persistent reduction that writes along the dimension that it reads along, and
+reduces another, as softmax over classes and norms over channels do, with channels first::
+
+    torch.softmax(x, 1)                         # x [B, C, N]: over C, read along N
+    blocks = x.unflatten(0, (-1, 32))           # amax of blocks of rows, and x / amax
+
+Upstream benchmarks persistent kernels of 1 to 128 columns up to 64 values, and loops over more,
+which read x once for each reduction and once more. With 16-byte loads few lanes lie along
+the columns, so that each reduction crosses lanes and warps.
+
+Here a program has all values of 32 columns or more. No value changes its layout, so lanes may
+lie along both dimensions, 8 bytes each, and few warps have many values each.
+
+A norm's weight is a row of its own, [1, R0_BLOCK]. Triton's layout pass goes on from the last
+load of a kernel, and would have the tile change to that row's layout and back. So rows are
+loaded before tiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional, TYPE_CHECKING, Union
+
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.symbol import free_symbol_is_type, SymT
+
+from .block_reduction_tile import (
+    Access,
+    BlockReductionTile,
+    ELEMENTS_PER_THREAD,
+    main_accesses,
+)
+from .device_model import LINE_BYTES
+from .runtime.registers import THREADS_PER_WARP
+from .runtime.runtime_utils import next_power_of_2
+from .utils import ceildiv
+
+
+if TYPE_CHECKING:
+    from .codegen.triton import BlockDescriptorOptions, IndexingOptions
+
+
+# What memory is written in.
+SECTOR_BYTES = LINE_BYTES // 4
+# Bytes that a lane loads of the widest type.
+LANE_BYTES = 8
+# Columns of a program: at 64 rows of half types are a line, and of more than LONG_BLOCK values
+# so many have too many registers. Fewer are less than two sectors of half types.
+COLUMNS = 64
+MIN_COLUMNS = 32
+LONG_BLOCK = 128
+# Values of a program, at least, which two warps have.
+MIN_VALUES = 2048
+# Up to so many warps a thread has ELEMENTS_PER_THREAD values, and then twice as many.
+FEW_WARPS = 4
+# Programs that a multiprocessor has, at least, before columns are halved for more.
+PROGRAMS_PER_SM = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class AsReadTile(BlockReductionTile):
+    """The tile of a kernel that writes as it reads, and loads rows before tiles."""
+
+
+def as_read_tile(
+    reads: list[Access], writes: list[Access], sizes: dict[str, int], sms: int
+) -> Optional[AsReadTile]:
+    """
+    The tile of a kernel of ``sizes`` ("y" or not, "x", "r0_") with these ``reads`` and
+    ``writes`` on a device with ``sms`` multiprocessors. None where they are not along one
+    dimension other than "r0_", where there is no line to read, where multiprocessors would
+    have no program, or where parts of sectors are written of several results.
+    """
+    main_reads, main_writes = main_accesses(reads, writes)
+    main = [*main_reads, *main_writes]
+    dimensions = OrderedSet(a.along for a in main)
+    if not main_reads or not main_writes or len(dimensions) != 1:
+        return None
+    (along,) = dimensions
+    if along not in sizes or along == "r0_":
+        return None
+    if any(a.run[along] < LINE_BYTES // a.itemsize for a in main):
+        return None
+    written = sum(len(a.buffers) for a in main_writes)
+    if written > 1 and any(a.row_alignment < SECTOR_BYTES for a in main_writes):
+        return None
+
+    values = next_power_of_2(sizes["r0_"])
+    others = 1
+    for prefix, size in sizes.items():
+        others *= 1 if prefix in (along, "r0_") else size
+    columns = MIN_COLUMNS if values > LONG_BLOCK else max(COLUMNS, MIN_VALUES // values)
+    while (
+        columns > MIN_COLUMNS
+        and others * ceildiv(sizes[along], columns) < PROGRAMS_PER_SM * sms
+    ):
+        columns //= 2
+    if others * ceildiv(sizes[along], columns) < sms:
+        return None
+    num_warps = max(1, values * columns // (THREADS_PER_WARP * ELEMENTS_PER_THREAD))
+    if num_warps > FEW_WARPS:
+        num_warps = max(FEW_WARPS, num_warps // 2)
+    lane = max(1, LANE_BYTES // max(a.itemsize for a in main))
+    blocks = {prefix: 1 for prefix in sizes if prefix != "r0_"} | {along: columns}
+    return AsReadTile(
+        {prefix.upper() + "BLOCK": block for prefix, block in blocks.items()},
+        num_warps,
+        {name: lane * a.itemsize for a in main for name in a.buffers},
+    )
+
+
+def is_row(indexing: Union[IndexingOptions, BlockDescriptorOptions]) -> bool:
+    """Whether a load is of a value for each of the reduction's, the same for all columns."""
+    return indexing.has_rindex() and not free_symbol_is_type(
+        indexing.index, (SymT.XBLOCK, SymT.YBLOCK)
+    )
