@@ -87,7 +87,9 @@ def cast_middle(x):
 def _parameters(tensors):
     def inputs(shape, dtype, device):
         parameters = (torch.randn(shape[1], dtype=dtype, device=device) for _ in range(2))
-        return *(torch.randn(shape, dtype=dtype, device=device) for _ in range(tensors)), *parameters
+        return *(
+            torch.randn(shape, dtype=dtype, device=device) for _ in range(tensors)
+        ), *parameters
 
     return inputs
 

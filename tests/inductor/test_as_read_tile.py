@@ -245,8 +245,10 @@ TWO = dataclasses.replace(WRITE, buffers=type(WRITE.buffers)(["buf0", "buf1"]))
 class ChooseAsReadTileTest(TestCase):
     """``as_read_tile`` alone, in bytes and elements, of 132 multiprocessors."""
 
-    def choose(self, reads=(READ,), writes=(WRITE,), sms=132, **sizes):
-        return as_read_tile([*reads], [*writes], {**SIZES, **sizes}, sms)
+    def choose(self, reads=(READ,), writes=(WRITE,), **sizes):
+        return as_read_tile(
+            [*reads], [*writes], {**SIZES, **sizes}, DeviceModel(sms=132)
+        )
 
     @parametrize(
         "values,columns,num_warps",
@@ -268,13 +270,32 @@ class ChooseAsReadTileTest(TestCase):
     def test_blocks_and_warps(self, values, columns, num_warps):
         tile = self.choose(r0_=values)
         self.assertEqual((tile.blocks, tile.num_warps), ({"XBLOCK": columns}, num_warps))
-        self.assertEqual(tile.alignment, {name: 8 for name in READ.buffers})
+        self.assertEqual(tile.alignment, dict.fromkeys(READ.buffers, 8))
 
     @parametrize("columns,expected", ((64 * 528, 64), (32 * 528, 32), (32 * 132, 32), (4192, None)))
     def test_programs_a_multiprocessor(self, columns, expected):
         """Fewer columns where there are few programs, and no tile where there are too few."""
         tile = self.choose(x=columns)
         self.assertEqual(tile and tile.blocks["XBLOCK"], expected)
+
+    @parametrize(
+        "values,reads,columns,num_warps",
+        ((128, 3, 64, 4), (128, 4, 32, 4), (512, 3, 32, 8), (1000, 1, 32, 16), (1000, 2, 16, 8)),
+    )
+    def test_registers(self, values, reads, columns, num_warps):
+        """Fewer columns where what is read of them does not fit."""
+        wide = access(2**27, 4, x=64)
+        names = type(wide.buffers)([f"buf{i}" for i in range(reads)])
+        tile = self.choose([dataclasses.replace(wide, buffers=names)], [wide], r0_=values)
+        self.assertEqual((tile.blocks["XBLOCK"], tile.num_warps), (columns, num_warps))
+
+    @parametrize("values,rows,num_warps", ((16, 4, 4), (32, 4, 4), (64, 4, 8), (128, 2, 8), (256, 2, 8)))
+    def test_results_of_blocks_in_another_order(self, values, rows, num_warps):
+        """Programs have several, which are written one after the other."""
+        tile = self.choose(
+            writes=[WRITE, access(2**21, 2, y=128)], y=512, r0_=values
+        )
+        self.assertEqual((tile.blocks["YBLOCK"], tile.num_warps), (rows, num_warps))
 
     def test_a_dimension_that_is_not_read_along(self):
         """The programs of both count."""

@@ -2,7 +2,6 @@
 """The loops of a block reduction, and of what goes on with it, whatever views it is written in."""
 
 import dataclasses
-import re
 from unittest import mock
 
 import sympy

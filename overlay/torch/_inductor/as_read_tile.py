@@ -20,6 +20,7 @@ loaded before tiles.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Optional, TYPE_CHECKING, Union
 
 from torch.utils._ordered_set import OrderedSet
@@ -31,8 +32,8 @@ from .block_reduction_tile import (
     ELEMENTS_PER_THREAD,
     main_accesses,
 )
-from .device_model import LINE_BYTES
-from .runtime.registers import THREADS_PER_WARP
+from .device_model import DeviceModel, LINE_BYTES
+from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .utils import ceildiv
 
@@ -50,8 +51,13 @@ LANE_BYTES = 8
 COLUMNS = 64
 MIN_COLUMNS = 32
 LONG_BLOCK = 128
-# Values of a program, at least, which two warps have.
+# Values of a program, at least, which two warps have; and at most, of several blocks that are
+# written one after the other.
 MIN_VALUES = 2048
+MAX_VALUES = 16384
+BLOCKS_IN_A_ROW = 4
+# Registers of a thread for what is not the values that it reads.
+OTHER_REGISTERS = 56
 # Up to so many warps a thread has ELEMENTS_PER_THREAD values, and then twice as many.
 FEW_WARPS = 4
 # Programs that a multiprocessor has, at least, before columns are halved for more.
@@ -64,15 +70,59 @@ class AsReadTile(BlockReductionTile):
 
 
 def as_read_tile(
-    reads: list[Access], writes: list[Access], sizes: dict[str, int], sms: int
+    reads: list[Access],
+    writes: list[Access],
+    sizes: dict[str, int],
+    device: DeviceModel,
 ) -> Optional[AsReadTile]:
     """
     The tile of a kernel of ``sizes`` ("y" or not, "x", "r0_") with these ``reads`` and
-    ``writes`` on a device with ``sms`` multiprocessors. None where they are not along one
-    dimension other than "r0_", where there is no line to read, where multiprocessors would
-    have no program, or where parts of sectors are written of several results.
+    ``writes`` on ``device``. None where they are not along one dimension other than "r0_",
+    where there is no line to read, where multiprocessors would have no program, or where
+    parts of sectors are written of several results.
     """
     main_reads, main_writes = main_accesses(reads, writes)
+    if (along := _dimension(main_reads, main_writes, sizes)) is None:
+        return None
+    main = [*main_reads, *main_writes]
+    values = next_power_of_2(sizes["r0_"])
+    blocks = {prefix: 1 for prefix in sizes if prefix != "r0_"}
+    blocks[along] = MIN_COLUMNS if values > LONG_BLOCK else max(COLUMNS, MIN_VALUES // values)
+
+    def programs() -> int:
+        return math.prod(ceildiv(sizes[prefix], block) for prefix, block in blocks.items())
+
+    while blocks[along] > MIN_COLUMNS and programs() < PROGRAMS_PER_SM * device.sms:
+        blocks[along] //= 2
+    if programs() < device.sms:
+        return None
+    widest = max(a.itemsize for a in main)
+    read = sum(a.itemsize * len(a.buffers) for a in main_reads)
+    if (
+        not _fit_in_registers(values * blocks[along], read, device)
+        and blocks[along] * widest > LINE_BYTES // 2
+    ):
+        blocks[along] //= 2
+    # Results of blocks that go on along another dimension are longer runs.
+    for prefix in OrderedSet(a.along for a in writes) - OrderedSet([along, "r0_", None]):
+        while (
+            blocks[prefix] < BLOCKS_IN_A_ROW
+            and values * math.prod(blocks.values()) < MAX_VALUES
+            and programs() >= 2 * PROGRAMS_PER_SM * device.sms
+        ):
+            blocks[prefix] *= 2
+    lane = max(1, LANE_BYTES // widest)
+    return AsReadTile(
+        {prefix.upper() + "BLOCK": block for prefix, block in blocks.items()},
+        _num_warps(values * math.prod(blocks.values())),
+        {name: lane * a.itemsize for a in main for name in a.buffers},
+    )
+
+
+def _dimension(
+    main_reads: list[Access], main_writes: list[Access], sizes: dict[str, int]
+) -> Optional[str]:
+    """The dimension along which all of these are, in lines, where it is worth a tile."""
     main = [*main_reads, *main_writes]
     dimensions = OrderedSet(a.along for a in main)
     if not main_reads or not main_writes or len(dimensions) != 1:
@@ -85,29 +135,20 @@ def as_read_tile(
     written = sum(len(a.buffers) for a in main_writes)
     if written > 1 and any(a.row_alignment < SECTOR_BYTES for a in main_writes):
         return None
+    return along
 
-    values = next_power_of_2(sizes["r0_"])
-    others = 1
-    for prefix, size in sizes.items():
-        others *= 1 if prefix in (along, "r0_") else size
-    columns = MIN_COLUMNS if values > LONG_BLOCK else max(COLUMNS, MIN_VALUES // values)
-    while (
-        columns > MIN_COLUMNS
-        and others * ceildiv(sizes[along], columns) < PROGRAMS_PER_SM * sms
-    ):
-        columns //= 2
-    if others * ceildiv(sizes[along], columns) < sms:
-        return None
-    num_warps = max(1, values * columns // (THREADS_PER_WARP * ELEMENTS_PER_THREAD))
-    if num_warps > FEW_WARPS:
-        num_warps = max(FEW_WARPS, num_warps // 2)
-    lane = max(1, LANE_BYTES // max(a.itemsize for a in main))
-    blocks = {prefix: 1 for prefix in sizes if prefix != "r0_"} | {along: columns}
-    return AsReadTile(
-        {prefix.upper() + "BLOCK": block for prefix, block in blocks.items()},
-        num_warps,
-        {name: lane * a.itemsize for a in main for name in a.buffers},
-    )
+
+def _num_warps(values: int) -> int:
+    """Warps of a program of so many values."""
+    num_warps = max(1, values // (THREADS_PER_WARP * ELEMENTS_PER_THREAD))
+    return num_warps if num_warps <= FEW_WARPS else max(FEW_WARPS, num_warps // 2)
+
+
+def _fit_in_registers(values: int, nbytes: int, device: DeviceModel) -> bool:
+    """Whether a program has the registers for values of so many bytes, all that it reads."""
+    num_warps = _num_warps(values)
+    of_values = values * nbytes // (num_warps * THREADS_PER_WARP * 4)
+    return of_values + OTHER_REGISTERS <= all_registers(device.registers_per_sm, num_warps)
 
 
 def is_row(indexing: Union[IndexingOptions, BlockDescriptorOptions]) -> bool:

@@ -84,8 +84,8 @@ def ordered_tile(
     sizes = size_hints(tiling)
     properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
     device = DeviceModel.of(properties)
-    if tile := as_read_tile(reads, writes, sizes, device.sms):
-        return tile
+    if as_read := as_read_tile(reads, writes, sizes, device):
+        return as_read
     if (tile := choose_tile(reads, writes, sizes)) is None:
         return None
     may_widen = computes_little(features, reads)

@@ -45,7 +45,6 @@ from .virtualized import V
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .codegen.simd_kernel_features import SIMDKernelFeatures
     from .codegen.triton import IndexingOptions, TritonKernel
     from .tiling_utils import CoalesceVarAnalysis, FusedNormalizedReadsWrites
 
