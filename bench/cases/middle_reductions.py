@@ -94,13 +94,18 @@ def _parameters(tensors):
     return inputs
 
 
-def _bytes(tensors, result, shape, dtype):
-    """So many tensors of x's type, and one of results of `result` bytes."""
-    return numel(shape) * (tensors * dtype.itemsize + (result or dtype.itemsize))
+def _bytes(tensors, result, parameters, scales, shape, dtype):
+    """So many tensors of x's type, and one of results of `result` bytes.
+
+    `parameters` have a value a channel, and `scales`, of float32, one of all channels.
+    """
+    batch, channels, columns = shape
+    of_values = numel(shape) * (tensors * dtype.itemsize + (result or dtype.itemsize))
+    return of_values + parameters * channels * dtype.itemsize + scales * batch * columns * 4
 
 
-def _case(name, summary, fn, inputs, tensors, result=None):
-    moved = functools.partial(_bytes, tensors, result)
+def _case(name, summary, fn, inputs, tensors, result=None, parameters=0, scales=0):
+    moved = functools.partial(_bytes, tensors, result, parameters, scales)
     return Case(name, summary, fn, inputs, SHAPES, ("bf16", "fp32"), moved)
 
 
@@ -128,6 +133,7 @@ CASES = [
         layer_norm_middle,
         _parameters(1),
         1,
+        parameters=2,
     ),
     _case(
         "added_norm_middle",
@@ -135,6 +141,7 @@ CASES = [
         added_norm_middle,
         _parameters(2),
         3,
+        parameters=2,
     ),
     _case(
         "gated_norm_middle",
@@ -142,6 +149,15 @@ CASES = [
         gated_norm_middle,
         _parameters(3),
         3,
+        parameters=2,
     ),
-    _case("cast_middle", "cast to e4m3, scaled over the channels", cast_middle, matrix, 1, 1),
+    _case(
+        "cast_middle",
+        "cast to e4m3, scaled over the channels",
+        cast_middle,
+        matrix,
+        1,
+        result=1,
+        scales=1,
+    ),
 ]
