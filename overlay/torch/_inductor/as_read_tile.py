@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 SECTOR_BYTES = LINE_BYTES // 4
 # Bytes that a lane loads of the widest type.
 LANE_BYTES = 8
-# Columns of a program: at 64 rows of half types are a line, and of more than LONG_BLOCK values
-# so many have too many registers. Fewer are less than two sectors of half types.
+# Columns of a program: 64, a line of fp16 or bf16, of up to LONG_BLOCK values; of more, which would
+# need too many registers, 32. With fewer an H200 is slower.
 COLUMNS = 64
 MIN_COLUMNS = 32
 LONG_BLOCK = 128

@@ -74,7 +74,7 @@ class Access:
     nbytes: bytes that it moves
     run: elements of RUN_BYTES in a row, by dimension ("y", "x", "r0_"), from the
         dimension of stride 1 on; fewer where no dimension continues them
-    row_alignment: bytes, up to a line, of which all rows are apart a multiple
+    row_alignment: bytes, up to a line, of which any two rows are a multiple apart
     """
 
     buffers: OrderedSet[str]
