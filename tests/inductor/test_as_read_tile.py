@@ -17,6 +17,7 @@ from test_reduction_tiling import (
 )
 from torch._inductor import block_reduction_order
 from torch._inductor.as_read_tile import as_read_tile
+from torch._inductor.codegen import triton_utils
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.utils import run_and_get_code
@@ -148,6 +149,17 @@ class AsReadTileTest(BlockReductionTestBase):
         x, table = randn(2, 24, 80), randn(50)
         index = torch.randint(50, (24,), device=x.device)
         self.check(lambda x, table: f(x, table, index), x, table)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_block_pointers(self, dtype):
+        """Whose index is not known: rows are loaded where they are used."""
+        args = (randn(2, 96, 80, dtype=dtype), *randn(2, 96, dtype=dtype))
+        options = {"triton.use_block_ptr": True}
+        code = self.check_tiled(layer_norm, *args, **options)
+        with inductor_config.patch(options):
+            # 2.15 asks Triton whether it has them
+            has = getattr(triton_utils, "use_block_ptr_enabled", lambda: True)()
+        self.assertEqual("tl.make_block_ptr(" in code, has)
 
     @parametrize("dtype", (torch.float32, torch.bfloat16))
     def test_two_inputs(self, dtype):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Optional, TYPE_CHECKING, Union
+from typing import Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
@@ -39,7 +39,7 @@ from .utils import ceildiv
 
 
 if TYPE_CHECKING:
-    from .codegen.triton import BlockDescriptorOptions, IndexingOptions
+    from .codegen.triton import IndexingOptions
 
 
 # What memory is written in.
@@ -151,7 +151,7 @@ def _fit_in_registers(values: int, nbytes: int, device: DeviceModel) -> bool:
     return of_values + OTHER_REGISTERS <= all_registers(device.registers_per_sm, num_warps)
 
 
-def is_row(indexing: Union[IndexingOptions, BlockDescriptorOptions]) -> bool:
+def is_row(indexing: IndexingOptions) -> bool:
     """Whether a load is of a value for each of the reduction's, the same for all columns."""
     return indexing.has_rindex() and not free_symbol_is_type(
         indexing.index, (SymT.XBLOCK, SymT.YBLOCK)

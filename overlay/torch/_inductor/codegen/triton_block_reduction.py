@@ -15,14 +15,14 @@ from ..block_reduction_order import YFirstTile
 from ..runtime import triton_heuristics
 from ..vector_width import limit_alignment
 from ..virtualized import V
-from .triton import TritonKernel
+from .triton import IndexingOptions, TritonKernel
 
 
 if TYPE_CHECKING:
     from ..block_reduction_tile import BlockReductionTile
     from ..utils import IndentedBuffer
     from .simd import IterationRangesRoot
-    from .triton import BlockDescriptorOptions, IndexingOptions
+    from .triton import BlockDescriptorOptions
 
 
 class BlockReductionKernel(TritonKernel):
@@ -80,8 +80,13 @@ class BlockReductionKernel(TritonKernel):
         self, indexing: Union[IndexingOptions, BlockDescriptorOptions]
     ) -> IndentedBuffer:
         buffer = super().get_load_buffer(indexing)
-        rows_first = isinstance(self.tile_in_reduction, AsReadTile) and is_row(indexing)
-        return self.indexing_code if rows_first and buffer is self.loads else buffer
+        rows_first = (
+            buffer is self.loads
+            and isinstance(self.tile_in_reduction, AsReadTile)
+            and isinstance(indexing, IndexingOptions)
+            and is_row(indexing)
+        )
+        return self.indexing_code if rows_first else buffer
 
     def _get_heuristic(self) -> str:
         # codegen_kernel asks when all that is in these two is there, and writes them then
