@@ -56,26 +56,22 @@ def normalize_middle(x):
     return F.normalize(x, dim=1)
 
 
-def _layer_norm(x, weight, bias):
+def layer_norm_middle(x, weight, bias):
     """A layer norm over channels, as ConvNeXt and SAM have it for channels first."""
     mean = x.mean(1, keepdim=True)
     variance = (x - mean).pow(2).mean(1, keepdim=True)
     return weight[:, None] * ((x - mean) / torch.sqrt(variance + EPS)) + bias[:, None]
 
 
-def layer_norm_middle(x, weight, bias):
-    return _layer_norm(x, weight, bias)
-
-
 def added_norm_middle(x, residual, weight, bias):
     """A residual added, and the layer norm of the sum: both are written."""
     total = x + residual
-    return total, _layer_norm(total, weight, bias)
+    return total, layer_norm_middle(total, weight, bias)
 
 
 def gated_norm_middle(x, gate, residual, weight, bias):
     """The layer norm of a gated x and a residual."""
-    return _layer_norm(x * torch.sigmoid(gate) + residual, weight, bias)
+    return layer_norm_middle(x * torch.sigmoid(gate) + residual, weight, bias)
 
 
 def cast_middle(x):

@@ -31,6 +31,7 @@ from .block_reduction_tile import (
     BlockReductionTile,
     ELEMENTS_PER_THREAD,
     main_accesses,
+    SECTOR_BYTES,
 )
 from .device_model import DeviceModel, LINE_BYTES
 from .runtime.registers import all_registers, THREADS_PER_WARP
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from .codegen.triton import IndexingOptions
 
 
-# What memory is written in.
-SECTOR_BYTES = LINE_BYTES // 4
 # Bytes that a lane loads of the widest type.
 LANE_BYTES = 8
 # Columns of a program: 64, a line of fp16 or bf16, of up to LONG_BLOCK values; of more, which would

@@ -50,7 +50,7 @@ from .block_reduction_loops import (
     Strides,
     without_needless_modulo,
 )
-from .block_reduction_tile import may_have_tile, tiles_blocks
+from .block_reduction_tile import may_have_tile, SECTOR_BYTES, tiles_blocks
 from .device_model import DeviceModel, LINE_BYTES
 from .loop_body import LoopBody
 from .runtime.hints import DeviceProperties
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
 # Rows of blocks are read in multiples of half a line, and written in those of a sector.
 READ_BYTES = LINE_BYTES // 2
-WRITTEN_BYTES = LINE_BYTES // 4
 # Blocks that an SM has at a time, of programs with half of its threads each.
 BLOCKS_PER_SM = 2
 
@@ -268,7 +267,7 @@ def _values_as(
         if not is_write and equal(stride, 0):
             continue
         run = body.var_ranges[along] * get_dtype_size(V.graph.get_dtype(buffer))
-        whole = WRITTEN_BYTES if is_write else READ_BYTES
+        whole = SECTOR_BYTES if is_write else READ_BYTES
         if not (
             equal(stride, 1)
             and V.graph.sizevars.statically_known_multiple_of(run, whole)
