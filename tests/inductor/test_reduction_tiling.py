@@ -27,6 +27,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_heuristics import GridExpr, persistent_reduction
 from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.tiling_utils import extract_normalized_read_writes
+from torch._inductor.turned_results import Turned
 from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
@@ -777,8 +778,8 @@ class BothDirectionsTest(BlockReductionTestBase):
         "f, tile",
         (
             (scale_moved, (64, 64)),
-            (cast, (32, 128)),
-            (lambda x: cast(F.silu(x)), (32, 128)),
+            (cast, (32, 64)),
+            (lambda x: cast(F.silu(x)), (32, 64)),
             (lambda x: scale(x * x[:1]), (32, 128)),
         ),
     )
@@ -875,6 +876,111 @@ class BothDirectionsTest(BlockReductionTestBase):
     @on_a_gpu
     def test_cpp_wrapper(self):
         self.check(both_ways(scale), randn(128, 256), cpp_wrapper=True)
+
+
+def turning():
+    """Where a kernel more takes no time."""
+    of = mock.Mock(return_value=block_reduction_order.DeviceModel(launch_bytes=0))
+    return mock.patch("torch._inductor.turned_results.DeviceModel.of", of)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class TurnedResultsTest(BlockReductionTestBase):
+    """Results of blocks of both directions, which a second kernel brings into order."""
+
+    def check_turned(self, f, *args, results, kernels, **options):
+        with turning():
+            code = self.check(f, *args, kernels=kernels, **options)
+        numbers = results if isinstance(results, tuple) else (results,)
+        self.assertIn(code.count("tl.store(ws_ptr "), numbers)
+        return code
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("f", (both_ways(scale), flattened_both_ways, both_ways(scale_moved)))
+    def test_a_kernel_for_each(self, f, dtype):
+        x = randn(128, 192, dtype=dtype)
+        self.check_turned(f, x, results=2, kernels=3)
+
+    @parametrize("f", (both_ways(scale), both_ways(cast)))
+    def test_one_kernel_of_the_same_sizes(self, f):
+        self.check_turned(f, randn(128, 128), results=2, kernels=2)
+
+    @parametrize("shape", ((64, 128), (96, 160), (4128, 416), (192, 4160)))
+    def test_no_multiple_of_the_tile(self, shape):
+        self.check_turned(both_ways(scale), randn(*shape), results=2, kernels=3)
+
+    @parametrize("blocks", ((32, 64), (64, 32), (64, 64)))
+    def test_blocks(self, blocks):
+        rows, columns = blocks
+        self.check_turned(
+            lambda x: (*scale(x, columns), *scale_other(x, rows)),
+            randn(128, 256),
+            results=2,
+            kernels=3,
+        )
+
+    def test_rows_apart(self):
+        x = randn(128, 320)[:, 17:273]
+        self.check_turned(both_ways(scale), x, results=2, kernels=3)
+
+    def test_of_one_type(self):
+        """The least values of blocks; their ranges, which are of another, at once."""
+        code = self.check_turned(
+            both_ways(ranges), randn(128, 192), results=2, kernels=3
+        )
+        self.assertIn("torch.float32)\n", code[code.index("workspace_0 = ") :])
+
+    def test_of_reductions_and_of_what_follows(self):
+        def f(x):
+            scaled, amax = scale(x)
+            return scaled, amax, amax * 2
+
+        # 2.15 has a kernel for the double of one
+        numbers = {"results": (3, 4), "kernels": (3, 4)}
+        self.check_turned(both_ways(f), randn(128, 192), **numbers)
+
+    def test_what_is_in_order_already(self):
+        """The rows of blocks of columns follow each other."""
+
+        def f(x):
+            scaled, amax = scale_other(x)
+            return *scale(x), scaled, amax.t().contiguous()
+
+        self.check_turned(f, randn(128, 192), results=1, kernels=(2, 3))
+
+    def test_what_the_kernel_alone_reads_is_left_alone(self):
+        def f(x):
+            return (scale(x)[0],)
+
+        self.check_turned(both_ways(f), randn(128, 192), results=0, kernels=1)
+
+    def test_little_is_left_alone(self):
+        """Of as many bytes as pass in the time of a kernel."""
+        code = self.check(both_ways(scale), randn(128, 192))
+        self.assertNotIn("ws_ptr", code)
+
+    @parametrize(
+        "columns, itemsize, pays",
+        ((2048, 1, False), (3072, 1, True), (3072, 4, False), (4096, 4, True)),
+    )
+    def test_pays(self, columns, itemsize, pays):
+        """Of [4096, columns] by blocks of 32 rows, with 32 rows of a tile."""
+        turned = Turned((128, columns), (1, 128))
+        device = block_reduction_order.DeviceModel()
+        self.assertEqual(turned.pays(128 * columns, itemsize, device), pays)
+
+    def test_results_of_columns_are_stored_before_rows_are_reduced(self):
+        code = self.check(both_ways(scale), randn(128, 192))
+        lines = [line for line in code.splitlines() if "tl.store" in line or "max2" in line]
+        kinds = ["max2" in line for line in lines]
+        self.assertEqual(kinds, [True, False, False, True, False, False])
+
+    @on_a_gpu
+    def test_cpp_wrapper(self):
+        x = randn(128, 192)
+        with turning():
+            self.check(both_ways(scale), x, kernels=3, cpp_wrapper=True)
 
 
 def scale_blocks(x):

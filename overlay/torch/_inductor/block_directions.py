@@ -21,14 +21,14 @@ from typing import Any, Optional, TYPE_CHECKING
 import sympy
 
 from torch.utils._ordered_set import OrderedSet
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
-
+from .block_matrix import COLUMN, COLUMN_BLOCK, Matrix, ROW, ROW_BLOCK
 from .block_reduction_loops import accessed, count_as, split_loops, Strides, with_loops
 from .block_reduction_tile import tiles_blocks
 from .loop_body import LoopBody
 from .scheduler import FusedSchedulerNode, SchedulerNode
 from .sizevars import join_dimensions
-from .utils import get_dtype_size, sympy_index_symbol, sympy_product, sympy_subs
+from .turned_results import of_one_dtype, Turned, turned_results
+from .utils import get_dtype_size, sympy_product, sympy_subs
 from .virtualized import V
 
 
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from .scheduler import BaseSchedulerNode, Scheduler
 
 
-# Rows and columns of a tile, of two warps with 64 values a thread. Of seven tiles and two orders
-# of programs these gain on an H100, or lose 1.5 % at most: long rows where results have a byte,
-# or rows or columns share a value, and square ones for others. With more warps, or more rows, a
-# tile changes its layout through more shared memory, and is up to twice as slow.
-LONG_TILE, SQUARE_TILE, NUM_WARPS = (32, 128), (64, 64), 2
+# Rows and columns of a tile: where no result has more than a byte; long rows where rows or
+# columns share a value; others. Of seven tiles and two orders of programs the last two gain on
+# an H100, or lose 1.5 % at most, and the first takes 0.86 to 0.99 of the second's time on an
+# H200. With more values or less a thread, or more rows, a tile changes its layout through more
+# shared memory, and is up to twice as slow.
+BYTE_TILE, LONG_TILE, SQUARE_TILE = (32, 64), (32, 128), (64, 64)
+VALUES_PER_WARP = 64 * 32
 # Of shorter blocks and longer ones one kernel takes as long as two, or up to twice.
 BLOCKS = (32, 64)
 REDUCTIONS = OrderedSet(["max", "min", "sum"])
@@ -89,62 +91,6 @@ ARITHMETIC = OrderedSet(
         "to_dtype",
     ]
 )
-# A matrix of [rows, columns] by its blocks: the block of a row, the row of a block, the block
-# of a column, and the column of a block.
-ROW_BLOCK, ROW, COLUMN_BLOCK, COLUMN = (
-    sympy_index_symbol(name) for name in ("row_block", "row", "column_block", "column")
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Matrix:
-    """
-    What both kernels read, of ``rows`` of ``columns``, which are in blocks of ``row_block``
-    rows for the one and of ``column_block`` columns for the other.
-    """
-
-    rows: int
-    columns: int
-    row_block: int
-    column_block: int
-
-    @property
-    def ranges(self) -> dict[sympy.Symbol, int]:
-        return {
-            ROW_BLOCK: self.rows // self.row_block,
-            ROW: self.row_block,
-            COLUMN_BLOCK: self.columns // self.column_block,
-            COLUMN: self.column_block,
-        }
-
-    def block(self, along: str) -> int:
-        """The size of a block of columns, ``along`` "x", or of rows, along "y"."""
-        return self.column_block if along == "x" else self.row_block
-
-    def sizes(self, along: str) -> list[int]:
-        """Of loops over the blocks along "x" or "y"."""
-        if along == "x":
-            return [self.rows, self.columns // self.column_block]
-        return [self.rows // self.row_block, self.columns]
-
-    def pieces(
-        self, y: sympy.Expr, x: sympy.Expr, blocks: Optional[str] = None
-    ) -> dict[sympy.Symbol, sympy.Expr]:
-        """
-        `ranges`' symbols of row ``y`` and column ``x``; of ``blocks`` along "x" or "y" this
-        one is the number of the block.
-        """
-        found = {
-            ROW_BLOCK: FloorDiv(y, self.row_block),
-            ROW: ModularIndexing(y, 1, self.row_block),
-            COLUMN_BLOCK: FloorDiv(x, self.column_block),
-            COLUMN: ModularIndexing(x, 1, self.column_block),
-        }
-        if blocks == "x":
-            found |= {COLUMN_BLOCK: x, COLUMN: sympy.S.Zero}
-        if blocks == "y":
-            found |= {ROW_BLOCK: y, ROW: sympy.S.Zero}
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,12 +100,19 @@ class Plan:
     along: by the name of each of its nodes: "x" where its blocks are of columns, "y" of rows
     of_blocks: the names of those that have a value for each block
     tile: rows and columns of a program
+    turned: by buffer, the results that a second kernel turns
     """
 
     matrix: Matrix
     along: dict[str, str]
     of_blocks: OrderedSet[str]
     tile: tuple[int, int]
+    turned: dict[str, Turned]
+
+    @property
+    def num_warps(self) -> int:
+        (rows, columns) = self.tile
+        return rows * columns // VALUES_PER_WARP
 
 
 class BlockDirections(FusedSchedulerNode):
@@ -291,6 +244,17 @@ class Direction:
         """What goes along a block."""
         return COLUMN if self.along == "x" else ROW
 
+    @property
+    def results(self) -> dict[SchedulerNode, Strides]:
+        """The nodes that have one for each block, with where it is stored."""
+        found = {}
+        for node in self.bodies:
+            (name, *_) = node.get_buffer_names()
+            of_blocks = node.is_reduction() or node.get_name() in self.of_blocks
+            if of_blocks and (at := self.known.get(name)) and is_static(at):
+                found[node] = at
+        return found
+
     def add(self, node: SchedulerNode) -> bool:
         """Whether ``node`` is computed of the same blocks."""
         matrix, numel = self.matrix, sympy_product(node.group[1])
@@ -383,6 +347,8 @@ def both_directions(
     bodies: dict[SchedulerNode, LoopBody] = {}
     of_blocks: OrderedSet[str] = OrderedSet()
     along: dict[str, str] = {}
+    turned: dict[str, Turned] = {}
+    names = node1.get_operation_names() | node2.get_operation_names()
     for prefix, node in (("x", node1), ("y", node2)):
         direction = Direction(matrix, prefix, {name: strides})
         if not all(direction.add(each) for each in node.get_nodes()):
@@ -390,7 +356,8 @@ def both_directions(
         bodies |= direction.bodies
         of_blocks |= direction.of_blocks
         along |= dict.fromkeys((each.get_name() for each in direction.bodies), prefix)
-    return Plan(matrix, along, of_blocks, tile), bodies
+        turned |= turned_results(matrix, prefix, tile, direction.results, names)
+    return Plan(matrix, along, of_blocks, tile, of_one_dtype(turned)), bodies
 
 
 def before_reductions(node: BaseSchedulerNode) -> list[LoopBody]:
@@ -426,12 +393,12 @@ def tile_of(
         for name in stored
         if not scheduler.can_buffer_be_removed_through_fusion(name, names)
     ]
-    tile, bodies = LONG_TILE, before_reductions(node1) + before_reductions(node2)
+    tile, bodies = BYTE_TILE, before_reductions(node1) + before_reductions(node2)
     if max(itemsizes, default=1) > 1:
         if any(body.op_counts.keys() - ARITHMETIC for body in bodies):
             return None
-        if not any(reads_shared(body, numel) for body in bodies):
-            tile = SQUARE_TILE
+        shared = any(reads_shared(body, numel) for body in bodies)
+        tile = LONG_TILE if shared else SQUARE_TILE
     blocks, sizes = (matrix.row_block, matrix.column_block), (matrix.rows, matrix.columns)
     return tile if all(b <= n <= size for b, n, size in zip(blocks, tile, sizes)) else None
 

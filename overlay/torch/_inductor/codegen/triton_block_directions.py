@@ -9,6 +9,7 @@ computed once a block. Where that meets values, they are reshaped; and stored as
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TYPE_CHECKING
 
 import sympy
@@ -16,8 +17,8 @@ from typing_extensions import Self
 
 import torch.utils._pytree as pytree
 
-from ..block_directions import NUM_WARPS
 from ..ops_handler import WrapperHandler
+from ..turned_results import codegen_turned
 from ..utils import sympy_index_symbol, sympy_subs
 from ..virtualized import V
 from .common import CSEVariable, DeferredLine
@@ -31,11 +32,12 @@ from .triton import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
 
     from ..block_directions import BlockDirections, Plan
+    from ..scheduler import SchedulerNode
     from ..utils import IndentedBuffer
     from .simd import IterationRangesRoot, SIMDScheduling
 
@@ -62,8 +64,11 @@ class BlockDirectionsKernel(TritonKernel):
         self.plan = plan = kwargs["features"].plan
         rows, columns = plan.tile
         config = {"YBLOCK": rows, "XBLOCK": columns}
-        config |= {"num_warps": NUM_WARPS, "num_stages": 1}
+        config |= {"num_warps": plan.num_warps, "num_stages": 1}
         super().__init__(tiling, **kwargs, fixed_config=FixedTritonConfig(config))
+        self.current_along = "x"
+        # by buffer, where the workspace has what is stored turned
+        self.offsets: dict[str, sympy.Expr] = {}
 
     @property
     def along(self) -> str:
@@ -123,6 +128,16 @@ class BlockDirectionsKernel(TritonKernel):
             return value
         return self.reshape(self.broadcast(value, TILE), self.shape())
 
+    @contextlib.contextmanager
+    def set_current_node(self, node: SchedulerNode) -> Iterator[None]:
+        """And store what is computed of blocks of columns before any of blocks of rows is."""
+        with super().set_current_node(node):
+            if self.along != self.current_along:
+                # its values need no registers from here on
+                self.codegen_body()
+                self.current_along = self.along
+            yield
+
     def __enter__(self) -> Self:
         super().__enter__()
         by_blocks = ByBlocks(V.get_ops_handler())
@@ -156,7 +171,17 @@ class BlockDirectionsKernel(TritonKernel):
         along, block = self.along, self.plan.matrix.block(self.along)
         (tree,) = (each for each in self.range_trees if each.prefix == along)
         first = tree.lookup(sympy.S.One, tree.numel).symbol()
-        index = sympy_subs(index, {first: block * NUMBERS[along]})
+        if turned := self.plan.turned.get(name):
+            (other,) = (each for each in self.range_trees if each is not tree)
+            index = NUMBERS[along] * turned.sizes[1]
+            index += other.lookup(sympy.S.One, other.numel).symbol()
+            dtype = V.graph.get_dtype(name)
+            pointer, _, self.offsets[name] = self.args.workspace(
+                sympy.Integer(turned.numel), False, dtype
+            )
+            index += self.offsets[name]
+        else:
+            index, pointer = sympy_subs(index, {first: block * NUMBERS[along]}), None
         index = self.codegen_indexing(V.graph.sizevars.simplify(index))
         shape = self.shape(of_blocks=True)
         value = self.broadcast(value, shape)
@@ -167,9 +192,14 @@ class BlockDirectionsKernel(TritonKernel):
                 number, size = NUMBERS[along], tree.numel // block
                 inside = f"({number} < {size})" if each is tree else f"{each.prefix}mask"
                 masks.append(inside)
-        line = f"tl.store({self.args.output(name)} + ({self.index_to_str(index)}), {value}"
+        pointer = pointer or self.args.output(name)
+        line = f"tl.store({pointer} + ({self.index_to_str(index)}), {value}"
         line += f", {' & '.join(masks) or None})"
         self.stores.writeline(DeferredLine(name, line))
+
+    def call_kernel(self, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
+        # the kernels that turn what it has read the workspace
+        super().call_kernel(name, node, deallocate_ws=False)
 
 
 class ByBlocks(WrapperHandler):
@@ -195,6 +225,7 @@ class BlockDirectionsScheduling(TritonScheduling):
     def __init__(self, scheduling: SIMDScheduling, node: BlockDirections) -> None:
         super().__init__(None)
         self.scheduler = scheduling.scheduler
+        self.scheduling, self.node = scheduling, node
         self.features = BlockDirectionsFeatures(node)
 
     def get_tiling_and_scores(self, *args: Any, **kwargs: Any) -> Any:
@@ -202,6 +233,14 @@ class BlockDirectionsScheduling(TritonScheduling):
         sizes = {"y": matrix.rows, "x": matrix.columns}
         return {prefix: sympy.Integer(n) for prefix, n in sizes.items()}, None
 
+    def create_kernel_choices(self, *args: Any, **kwargs: Any) -> list[Any]:
+        (self.kernel,) = kernels = super().create_kernel_choices(*args, **kwargs)
+        return kernels
+
     def codegen(self) -> None:
-        """Generate the kernel and its call."""
+        """Generate the kernel and its call, and those that turn some of its results."""
         self.codegen_node_schedule(self.features)
+        for arg in self.kernel.args.workspace_args:
+            given = self.node.get_nodes(), self.features.plan.turned, arg, self.kernel.offsets
+            codegen_turned(self.scheduling, *given)
+        self.kernel.deallocate_workspaces()
