@@ -759,6 +759,32 @@ class BothDirectionsTest(BlockReductionTestBase):
         code = self.check(both_ways(scale), randn(128, 320)[:, 17:273])
         self.assertEqual(self.read(code), 1)
 
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize(
+        "f",
+        (
+            lambda x: x + x.t(),
+            lambda x: x - x.t(),
+            lambda x: x.t() * 2 + x,
+            lambda x: x * x.t() - 1,
+        ),
+    )
+    def test_beside_its_transpose(self, f, dtype):
+        """Of a square matrix: what is read transposed has the strides of the other blocks."""
+
+        def both(x):
+            return *scale(f(x)), *scale_other(f(x))
+
+        # of x - x.t(), the last row and the last column alone have no zero in a block
+        x = randn(128, 128, dtype=dtype) + torch.arange(128, device=GPU_TYPE)
+        self.check(both, x.to(dtype), kernels=(1, 2, 3))
+
+    def test_kept_apart(self):
+        """As of two streams, on 2.15."""
+        reason = mock.Mock(return_value="streams differ")
+        with mock.patch("torch._inductor.block_directions.why_kept_apart", reason):
+            self.check(both_ways(scale), randn(128, 256), kernels=2)
+
     def test_rows_of_a_batch(self):
         code = self.check(lambda x: both_ways(scale)(x.flatten(0, 1)), randn(4, 32, 256))
         self.assertEqual(self.read(code), 1)

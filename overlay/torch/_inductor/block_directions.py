@@ -28,12 +28,13 @@ from .loop_body import LoopBody
 from .scheduler import FusedSchedulerNode, SchedulerNode
 from .sizevars import join_dimensions
 from .turned_results import of_one_dtype, Turned, turned_results
+from .upstream_names import place_as, why_kept_apart
 from .utils import get_dtype_size, sympy_product, sympy_subs
 from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from .codegen.simd import SIMDScheduling
     from .scheduler import BaseSchedulerNode, Scheduler
@@ -161,26 +162,21 @@ def reductions_of(node: BaseSchedulerNode) -> list[SchedulerNode]:
     return found
 
 
-def matrix_of(
+def matrices_of(
     columns: SchedulerNode, rows: SchedulerNode
-) -> Optional[tuple[str, Strides, Matrix]]:
+) -> Iterator[tuple[str, Strides, Matrix]]:
     """
-    The tensor of which ``columns`` reduces blocks of columns, and ``rows`` of rows, with its
-    strides by `Matrix.ranges`; or None. Its columns are adjacent, and its sizes are static.
+    The tensors of which ``columns`` may reduce blocks of columns, and ``rows`` of rows, with
+    their strides by `Matrix.ranges`. Columns are adjacent, and sizes are static. One that is
+    read as it is and transposed, as a square one that is made symmetric, may be each.
     """
-    bodies = [split_loops(each._body) for each in (columns, rows)]
-    # at the index of all values, beside which it may be read at others
-    reads = [
-        {name: at for name, at in strides_of(body) if at and 0 not in at.strides.values()}
-        for body in bodies
-    ]
-    for name in reads[0].keys() & reads[1].keys():
-        of_columns, of_rows = (found[name] for found in reads)
-        (column,), (row,) = (body.reduce_vars for body in bodies)
-        if not is_static(of_columns) or not is_static(of_rows):
-            continue
+    columns_body, rows_body = (split_loops(each._body) for each in (columns, rows))
+    (column,), (row,) = columns_body.reduce_vars, rows_body.reduce_vars
+    for (name, of_columns), (other, of_rows) in itertools.product(
+        reads_of_all(columns_body), reads_of_all(rows_body)
+    ):
         stride = of_rows.strides[row]
-        if of_columns.strides[column] != 1 or stride <= 1:
+        if name != other or of_columns.strides[column] != 1 or stride <= 1:
             continue
         size = int(
             sympy_product(
@@ -202,8 +198,16 @@ def matrix_of(
             COLUMN_BLOCK: sympy.Integer(column_block),
             COLUMN: sympy.S.One,
         }
-        return name, Strides(of_columns.start, strides, matrix.ranges), matrix
-    return None
+        yield name, Strides(of_columns.start, strides, matrix.ranges), matrix
+
+
+def reads_of_all(body: LoopBody) -> list[tuple[str, Strides]]:
+    """What ``body`` reads at the index of all values, by numbers alone."""
+    return [
+        (name, at)
+        for name, at in strides_of(body)
+        if at is not None and 0 not in at.strides.values() and is_static(at)
+    ]
 
 
 def is_static(found: Strides) -> bool:
@@ -263,10 +267,19 @@ class Direction:
         if not whole and (numel != blocks or node.is_reduction()):
             return False
         body = split_loops(node._body)
-        if (found := self.variables(body, whole)) is None:
+        for found in self.variables(body, whole):
+            # a reduction is of blocks of this direction, and not of the other one
+            if any(found[v] != self.within for v in body.reduce_vars):
+                continue
+            indices = [
+                (name, sympy.expand(sympy_subs(index, found)), is_write)
+                for name, index, is_write in accessed(body)
+            ]
+            if all(is_write or self.reads(name, at, whole) for name, at, is_write in indices):
+                break
+        else:
             return False
-        for name, index, is_write in accessed(body):
-            at = sympy.expand(sympy_subs(index, found))
+        for name, at, is_write in indices:
             if is_write:
                 self.written[name] = at
                 ranges = matrix.ranges
@@ -275,21 +288,22 @@ class Direction:
                 strides = Strides.of(at, ranges)
                 if strides is not None:
                     self.known[name] = strides
-            elif name in self.written:
-                # of the same value
-                if sympy.expand(at - self.written[name]) != 0:
-                    return False
-            elif not whole and at.free_symbols:
-                return False
         self.bodies[node] = self.with_loops(body, found, whole)
         if not whole:
             self.of_blocks.add(node.get_name())
         return True
 
+    def reads(self, name: str, at: sympy.Expr, whole: bool) -> bool:
+        """Whether what is read there is there in this kernel, or before it."""
+        if name in self.written:
+            # of the same value
+            return sympy.expand(at - self.written[name]) == 0
+        return whole or not at.free_symbols
+
     def variables(
         self, body: LoopBody, whole: bool
-    ) -> Optional[dict[Any, sympy.Expr]]:
-        """Those of ``body`` by `Matrix.ranges`, by what it reads that is known."""
+    ) -> Iterator[dict[Any, sympy.Expr]]:
+        """Those of ``body`` by `Matrix.ranges`, by each of what it reads that is known."""
         for name, mine in strides_of(body):
             known = self.known.get(name)
             if mine is None or known is None:
@@ -304,8 +318,7 @@ class Direction:
                 known = Strides(known.start, strides, ranges)
             found = count_as(mine, known)
             if found is not None and all(v in found for v in body.var_ranges):
-                return found
-        return None
+                yield found
 
     def with_loops(
         self, body: LoopBody, found: dict[Any, sympy.Expr], whole: bool
@@ -339,18 +352,29 @@ def both_directions(
     How a kernel computes ``node1`` by blocks of columns, which its node ``columns`` reduces,
     and ``node2`` by blocks of rows, as ``rows`` does; or None.
     """
-    if (found := matrix_of(columns, rows)) is None:
-        return None
-    name, strides, matrix = found
-    if (tile := tile_of(matrix, node1, node2)) is None:
-        return None
+    for name, strides, matrix in matrices_of(columns, rows):
+        if (tile := tile_of(matrix, node1, node2)) is None:
+            continue
+        if found := planned(node1, node2, {name: strides}, matrix, tile):
+            return found
+    return None
+
+
+def planned(
+    node1: BaseSchedulerNode,
+    node2: BaseSchedulerNode,
+    known: dict[str, Strides],
+    matrix: Matrix,
+    tile: tuple[int, int],
+) -> Optional[tuple[Plan, dict[SchedulerNode, LoopBody]]]:
+    """The plan of both nodes by ``known``, what both read of ``matrix``, if they follow it."""
     bodies: dict[SchedulerNode, LoopBody] = {}
     of_blocks: OrderedSet[str] = OrderedSet()
     along: dict[str, str] = {}
     turned: dict[str, Turned] = {}
     names = node1.get_operation_names() | node2.get_operation_names()
     for prefix, node in (("x", node1), ("y", node2)):
-        direction = Direction(matrix, prefix, {name: strides})
+        direction = Direction(matrix, prefix, {**known})
         if not all(direction.add(each) for each in node.get_nodes()):
             return None
         bodies |= direction.bodies
@@ -420,6 +444,8 @@ def may_fuse(
     Whether both nodes, which share ``matrix``, may be one by what upstream asks of others:
     the memory that is held for longer, and how far apart they are.
     """
+    if why_kept_apart(scheduler, node1, node2):
+        return False
     given = (scheduler, node1, node2, matrix.rows * matrix.columns)
     return V.choices.can_fuse(*given) and V.choices.can_fuse_horizontal(*given)
 
@@ -447,6 +473,7 @@ def fuse_directions(
         scheduler.name_to_fused_node.update(
             (each.get_name(), both) for each in both.get_nodes()
         )
+        place_as(scheduler, both, node1)
         left[left.index(node1)] = both
         left.remove(node2)
     return left if len(left) == len(nodes) else scheduler.topological_sort_schedule(left)
