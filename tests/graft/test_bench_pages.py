@@ -132,7 +132,7 @@ def test_a_step_that_waits_for_launches_counts_by_its_kernels(tmp_path: Path) ->
         made["times"][label] |= {"captured": False, "gpu_busy": busy, "rest_us": rest}
     saved(tmp_path / "m.json", made)
     first, *_ = tables.table(["m.json", "view=summary"], tmp_path, "page").splitlines()[2:]
-    assert first == "| m: step | 1 | 1.667 | 1.667 | hubert |"
+    assert first == "| m, held out: step | 1 | 1.667 | 1.667 | hubert |"
     each = tables.table(["m.json", "view=models"], tmp_path, "page").splitlines()
     assert "| 1.667 | kernels |" in each[2]
 
@@ -165,7 +165,7 @@ def test_a_file_of_another_gpu_has_the_title_of_the_part(root: Path) -> None:
     name = "bench/results/h100_none_yet.json"
     saved(root / name, step("t5", "tuned", 9.0, 6.0))
     first = tables.table([name, "view=summary"], root, "page").splitlines()[2]
-    assert first == "| models: step | 1 | 1.500 | 1.500 | t5 |"
+    assert first == "| models, tuned: step | 1 | 1.500 | 1.500 | t5 |"
 
 
 def test_a_page_says_of_which_stack_and_date_a_table_is(root: Path) -> None:

@@ -169,7 +169,32 @@ def in_lab_save(name, shape, dynamic, file):
     return [[(k.name, k.code) for g in found for k in g.kernels] for found in (direct, again)]
 
 
-def in_lab_attention(dtype, mask, head_dim):
+def in_lab_branches():
+    """The operators of what branches on the values of its tensors."""
+    from graft.lab import capture
+
+    def step(x, labels):
+        if labels.max() >= 10:
+            raise ValueError("no such label")
+        if not torch.rand([]) < 0.1:
+            x = x.sin()
+        return x.sum()
+
+    def inputs():
+        x = torch.empty(8, 64, device="cuda", requires_grad=True)
+        return x, torch.empty(8, dtype=torch.long, device="cuda")
+
+    graphs = []
+
+    def compiler(module, inputs, **options):
+        graphs.extend(_operators(capture.graph(module, inputs, options)))
+        return module.forward
+
+    capture.trace_function(step, inputs, compiler)
+    return graphs
+
+
+def in_lab_attention(dtype, mask, head_dim, bias_grad=False):
     """The operator that attention of CUDA tensors comes down to."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -184,6 +209,8 @@ def in_lab_attention(dtype, mask, head_dim):
     with FakeTensorMode():
         q = torch.empty(2, 4, 128, head_dim, dtype=getattr(torch, dtype), device="cuda")
         bias = torch.empty(2, 4, 128, 128, dtype=q.dtype, device="cuda") if mask else None
+        if bias_grad:
+            bias.requires_grad_()
         with Watch():
             out = torch.nn.functional.scaled_dot_product_attention(q, q, q, bias)
     assert out.shape == q.shape
@@ -274,6 +301,18 @@ def test_another_gpu_makes_another_choice(a100):
 def test_attention_follows_dtype_mask_and_head_dimension(a100, dtype, mask, head_dim, expected):
     found = a100("attention", dtype, mask, head_dim)
     assert found == (expected if "math" not in expected else "math")
+
+
+@pytest.mark.parametrize(("gradient", "kernel"), [(False, "cudnn"), (True, "efficient")])
+def test_the_gradient_of_a_bias_needs_another_kernel(h200, gradient, kernel):
+    """As T5's of relative positions: cuDNN has none."""
+    found = h200("attention", "bfloat16", True, 64, gradient)
+    assert found == f"_scaled_dot_product_{kernel}_attention"
+
+
+def test_what_a_branch_asks_of_values_is_not_so(h200):
+    operators = h200("branches")
+    assert "aten.sin.default" in operators
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

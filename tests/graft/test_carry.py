@@ -80,8 +80,8 @@ def compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     asked.clear()
 
     def compare(sides: object, base: object, wanted: same_code.Wanted, **_: object) -> object:
-        assert wanted.groups == (codes.POINTS,)
-        (gpu,) = wanted.gpus
+        (group,), (gpu,) = wanted.groups, wanted.gpus
+        assert all(item.startswith(f"{group}/") for item in wanted.only)
         asked.append((wanted.only[0], gpu))
         found = [same_code.Difference(f"{wanted.only[0]}x", gpu, "different", (), ())]
         return SimpleNamespace(
@@ -89,6 +89,8 @@ def compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         )
 
     def listed(group: str) -> list[str]:
+        if group == codes.MODELS:
+            return []
         return [f"{group}/{name}/rms_norm" for name in results.named(root) if name != "models"]
 
     monkeypatch.setattr(same_code, "compare", compare)
@@ -102,11 +104,22 @@ def test_the_same_code_counts_as_measured(root: Path, compared: Counter[str]) ->
     norms, sums, models = (publish.state(part, NOW, root) for part in parts.load(root).parts)
     assert [each.fresh for each in (norms, sums)] == [True, True]
     assert not models.fresh
-    assert "models: not compared, 1 of 1 are no cases here" in said
+    assert "models: not compared, 1 of 1 are no models of a library that is here" in said
     assert f"the same code in {NOW[:12]}" in str(norms)
     assert not publish.state(norms.part, OTHER, root).fresh
     stamp = provenance.stamp(root / norms.part.result, root)
     assert stamp == f"Stack {BEFORE[:12]}, 2026-11-24 (the same code in {NOW[:12]})"
+
+
+def test_models_whose_library_is_here(
+    root: Path, compared: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = ["models/rms_norm", "models/bert"]
+    monkeypatch.setattr(carrying, "listed", lambda group: items if group == codes.MODELS else [])
+    carrying.carry("HEAD~1", root, ["models"], say=lambda line: None, root=root)
+    (models,) = (part for part in parts.load(root).parts if part.name == "models")
+    assert publish.state(models, NOW, root).fresh
+    assert asked == [("models/rms_norm", "H200")]
 
 
 @pytest.mark.parametrize("kind", ["different", "failed on both", "failed on one"])

@@ -388,7 +388,7 @@ def test_no_library_of_models_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_p
         pytest.raises(GraftError, match="has no library of models") as caught,
     ):
         same_code._items(store, codes.MODELS, wanted, str(base.python), base)
-    assert caught.value.next == f"{base.python} -m pip install '{ROOT}[models]'"
+    assert caught.value.next == f"{base.python} -m pip install -e '{ROOT}[models]'"
 
 
 @pytest.mark.parametrize("warps", [0, 3])

@@ -19,7 +19,7 @@ from graft.errors import GraftError
 
 NAMES = [name for name, case in cases.load_all().items() if case.library == "torchao"]
 HERE = all(cases.available(cases.load_all()[name]) for name in NAMES)
-needs_torchao = pytest.mark.skipif(not HERE, reason="needs torchao: pip install '.[cases]'")
+needs_torchao = pytest.mark.skipif(not HERE, reason="needs torchao: pip install -e '.[cases]'")
 # One of each format, along either dimension.
 COMPILED = (
     "torchao_mxfp8_dim1",

@@ -49,7 +49,7 @@ def versions(
             raise GraftError(
                 f"{' and '.join(missing)} cannot be imported by {python[0]}; its {what} are"
                 f" {', '.join(needed[missing[0]])}",
-                next=f"{base} -m pip install '{ROOT}[{what}]'; or --peers DIR, with their wheels",
+                next=f"{base} -m pip install -e '{ROOT}[{what}]'; or --peers DIR with wheels",
             )
         found |= there
     return found

@@ -45,6 +45,7 @@ from graft.bench import (
 )
 from graft.bench.cells import cell, markdown, speedup
 from graft.bench.stats import geomean
+from graft.cases import models
 from graft.errors import GraftError
 
 CURRENT = frozenset({"README.md"})
@@ -269,18 +270,18 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
     Raises GraftError for a result without stock and patched.
     """
     lines: list[list[str]] = []
-    kinds = {(title, row.get("group")) for title, result in files for row in result["rows"]}
     for title, result in files:
         if not {"stock", "patched"} <= set(result["contenders"]):
             found = ", ".join(result["contenders"])
             raise GraftError(f"{title}: a summary is of stock and patched, not of {found}")
         steps = any("triton_us" in time for row in result["rows"] for time in row["times"].values())
         groups: dict[str, list[results.Row]] = {}
-        several = sum(of == title for of, _ in kinds) > 1
         for row in result["rows"]:
             name = f"{row['case']}, {row['dtype']}"
             if steps:
-                name = f"{title}, {row['group']}".replace("_", " ") if several else title
+                # whether models were tuned on; a step of the project's own has a group of shapes
+                held = row["group"] in models.GROUPS
+                name = f"{title}, {row['group']}".replace("_", " ") if held else title
             groups.setdefault(name, []).append(row)
         for name, rows in groups.items():
             points = [(row, _step(row)) for row in rows]

@@ -86,7 +86,7 @@ def _calling(name: str, library: str, extra: str) -> Iterator[None]:
         why = said(error) or type(error).__name__
         raise GraftError(
             f"{name} calls {library}, which {sys.executable} cannot import: {why}",
-            next=f"pip install '{ROOT}[{extra}]'; or PYTHONPATH=DIR, with {library} in it",
+            next=f"pip install -e '{ROOT}[{extra}]'; or PYTHONPATH=DIR, with {library} in it",
         ) from None
 
 

@@ -295,8 +295,8 @@ def publish(
 def carry(revision: str, names: tuple[str, ...], workers: int | None, prefix: Path | None) -> None:
     """Keep what was measured of the stack at REVISION where the stack as it is has the same code.
 
-    Each point of a result is compiled offline on both, for its GPU. Models have to be measured
-    anew.
+    Each point of a result is compiled offline on both, for its GPU. Models are compiled
+    where their libraries are installed.
     """
     from graft.devtools import carry as carrying
 

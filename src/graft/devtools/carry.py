@@ -3,8 +3,8 @@
 A file of `bench/results` that is of the stack at `REVISION` counts as of the stack as it is where
 all of its points have the same code on both, to the letter, for the GPU that they are of. In what
 form codegen hands its decisions to the heuristics does not count: the configurations, grids and
-compile options that these choose do. Models are not compared, nor cases of a library that is not
-here.
+compile options that these choose do. Models, and cases, of a library that is not here are not
+compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from graft.bench import carried, parts, publish, results
 from graft.devtools import same_code, snapshots
-from graft.devtools.codes import POINTS, listed
+from graft.devtools.codes import MODELS, POINTS, listed
 from graft.devtools.same_code import Wanted
 from graft.errors import GraftError, UsageError, nearest
 from graft.lab import devices
@@ -60,18 +60,24 @@ def carry(
             f"no result is of {revision}, {built.pin}, stack {before.hash[:12]}",
             "graft bench publish --list",
         )
-    wanted = Wanted(groups=(POINTS,), without=frozenset({"comments", "meta"}))
+    wanted = Wanted(without=frozenset({"comments", "meta"}))
     there = Counter(item.split("/")[1] for item in listed(POINTS))
+    here = {*listed(MODELS)}
     other = {}
     for name, (path, part, data) in due.items():
         points = len({results.key(row) for row in data["rows"]})
-        if there[name] < points:
-            say(f"{name}: not compared, {points - there[name]} of {points} are no cases here")
+        models = tuple(dict.fromkeys(f"{MODELS}/{row['case']}" for row in data["rows"]))
+        of_models = data["commands"][0].startswith("graft bench models")
+        missing = len({*models} - here) if of_models else points - there[name]
+        if missing > 0:
+            what = "models of a library that is" if of_models else "cases"
+            say(f"{name}: not compared, {missing} of {points} are no {what} here")
             continue
+        groups, only = ((MODELS,), models) if of_models else ((POINTS,), (f"{POINTS}/{name}/",))
         found = same_code.compare(
             (before, now),
             built.base,
-            replace(wanted, gpus=(_gpu(data, path),), only=(f"{POINTS}/{name}/",)),
+            replace(wanted, groups=groups, gpus=(_gpu(data, path),), only=only),
             workers=workers,
             say=say,
         )

@@ -206,7 +206,7 @@ def _items(store: Store, group: str, wanted: Wanted, python: str, base: Base) ->
         if group == MODELS and not items:
             raise GraftError(
                 f"{base.python} has no library of models",
-                f"{base.python} -m pip install '{ROOT}[models]'",
+                f"{base.python} -m pip install -e '{ROOT}[models]'",
             )
         store.keep_items(key, items)
     only = wanted.only

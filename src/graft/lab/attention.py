@@ -144,6 +144,8 @@ def _takes(
             and max(head_dim, value_dim) <= _CUDNN_MAX_HEAD_DIM
             and head_dim % _HEAD_DIM_ALIGNMENT == 0
             and value_dim % _HEAD_DIM_ALIGNMENT == 0
+            # it has no gradient of a bias, as T5's of relative positions
+            and not (attn_mask is not None and attn_mask.requires_grad)
             and not torch.are_deterministic_algorithms_enabled()
         )
     if backend is SDPBackend.FLASH_ATTENTION:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -189,7 +190,6 @@ def trace_function(
     Where `dynamic`, sizes that it marked are symbolic.
     """
     from torch._inductor.compile_fx import compile_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         # Dynamo's own fake tensors carry the symbolic sizes; the inputs themselves do not.
@@ -198,9 +198,29 @@ def trace_function(
         return module.forward
 
     torch._dynamo.reset()
-    with tracing(), FakeTensorMode(shape_env=ShapeEnv()):
+    with tracing(), FakeTensorMode(shape_env=_shape_env()):
         compiled = torch.compile(fn, backend=backend, dynamic=None if dynamic else False)
         compiled(*inputs())
+
+
+def _shape_env() -> Any:
+    """One in which what a branch asks of a tensor's values is not so.
+
+    Python between two graphs branches on values that a fake tensor does not have: whether a layer
+    is dropped, or a label is out of range. The step goes on as where neither is.
+    """
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+    class Env(ShapeEnv):
+        def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().evaluate_expr(orig_expr, *args, **kwargs)
+            except GuardOnDataDependentSymNode:
+                if not isinstance(orig_expr, sympy.Eq):
+                    raise
+                return sympy.false
+
+    return Env()
 
 
 def _mark(inputs: Sequence[Any], dynamic: bool) -> None:
