@@ -996,6 +996,18 @@ class TurnedResultsTest(BlockReductionTestBase):
         device = block_reduction_order.DeviceModel()
         self.assertEqual(turned.pays(128 * columns, itemsize, device), pays)
 
+    def test_sectors(self):
+        """A tile of bytes has 32 rows, and 64 columns: a sector for each of either."""
+        found = {}
+
+        def pays(turned, sectors, itemsize, device):
+            found[turned.sizes] = sectors
+            return False
+
+        with mock.patch.object(Turned, "pays", pays):
+            self.check(both_ways(cast), randn(128, 192))
+        self.assertEqual(found, {(6, 128): 128 * 192 // 64, (4, 192): 128 * 192 // 32})
+
     def test_results_of_columns_are_stored_before_rows_are_reduced(self):
         code = self.check(both_ways(scale), randn(128, 192))
         lines = [line for line in code.splitlines() if "tl.store" in line or "max2" in line]

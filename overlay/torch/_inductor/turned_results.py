@@ -110,8 +110,8 @@ def turned_results(
         blocks, others = (matrix.rows, ROW_BLOCK), (matrix.columns, COLUMN_BLOCK, COLUMN)
     sizes = blocks[0] // matrix.block(along), others[0]
     other_block = int(matrix.ranges[others[2]])
-    # a tile has one for each row, or column
-    sectors = matrix.numel // tile[along == "y"]
+    # a tile has one for each of its rows, or columns
+    sectors = matrix.numel // tile[along == "x"]
     found: dict[str, Turned] = {}
     for node, at in results.items():
         name = node.get_outputs()[0].get_name()
