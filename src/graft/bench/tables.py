@@ -45,7 +45,6 @@ from graft.bench import (
 )
 from graft.bench.cells import cell, markdown, speedup
 from graft.bench.stats import geomean
-from graft.cases import models
 from graft.errors import GraftError
 
 CURRENT = frozenset({"README.md"})
@@ -279,9 +278,9 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
         for row in result["rows"]:
             name = f"{row['case']}, {row['dtype']}"
             if steps:
-                # whether models were tuned on; a step of the project's own has a group of shapes
-                held = row["group"] in models.GROUPS
-                name = f"{title}, {row['group']}".replace("_", " ") if held else title
+                # whether models were tuned on; steps have the default shapes, or those given
+                named = row["group"] not in ("default", "given")
+                name = f"{title}, {row['group']}".replace("_", " ") if named else title
             groups.setdefault(name, []).append(row)
         for name, rows in groups.items():
             points = [(row, _step(row)) for row in rows]
