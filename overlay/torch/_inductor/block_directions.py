@@ -21,6 +21,7 @@ from typing import Any, Optional, TYPE_CHECKING
 import sympy
 
 from torch.utils._ordered_set import OrderedSet
+
 from .block_matrix import COLUMN, COLUMN_BLOCK, Matrix, ROW, ROW_BLOCK
 from .block_reduction_loops import accessed, count_as, split_loops, Strides, with_loops
 from .block_reduction_tile import tiles_blocks

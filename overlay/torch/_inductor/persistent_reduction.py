@@ -42,6 +42,7 @@ from .row_accesses import (
     has_function,
     has_online_softmax,
     has_reduction,
+    has_rows_of_full_precision,
     is_reduced,
     largest_divisor,
     reads_across_rows,
@@ -104,7 +105,8 @@ PADDED_LOADS = 2
 # Programs of an SM that hold such a row in half of ``WIDE_WARPS``. With two, memory waits for
 # the lanes of no column.
 PADDED_PROGRAMS = 3
-# Columns of a short row, whose loops with nothing computed again are as good as padding it.
+# Columns of a short row, whose loops with nothing computed again are as good as padding it, unless
+# they have Welford's algorithm.
 SHORT_COLUMNS = 4096
 # Bytes that are loaded for one that is stored, where a loop that loads a row again is as short.
 NARROW = 4
@@ -195,6 +197,7 @@ class Loops:
     functions, branches: whether the kernel computes functions of elements, beside roots, and some
         that have branches, around which what is live is held
     narrows: whether loops compute nothing but arithmetic, and store a quarter of a row's bytes
+    full_precision: whether rows that are loaded have wider elements than half types
     registers_per_sm: of the device
     """
 
@@ -213,6 +216,7 @@ class Loops:
     functions: bool = False
     branches: bool = False
     narrows: bool = False
+    full_precision: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -245,6 +249,23 @@ class Loops:
         """Whether its loops compute more than arithmetic twice, which takes them longer
         than their bytes do."""
         return self.online_softmax or self.again.functions
+
+    @property
+    def loads_vectors_again(self) -> bool:
+        """
+        Whether its loops do no more again than load whole vectors of one tensor of full
+        precision, which are cached, for sums: no loop has fewer instructions for its bytes.
+        A short row of Welford's algorithm is better held where its last block has a mask.
+        """
+        is_one = self.streams - self.shared == self.again.loads == 1
+        is_light = self.full_precision and self.sums and not self.functions
+        is_masked = self.rnumel < self.padded <= SHORT_COLUMNS
+        return (
+            is_one
+            and is_light
+            and self.rnumel % WIDE_VECTOR == 0
+            and not (self.again.welford and is_masked)
+        )
 
     @property
     def pays_for_padding(self) -> bool:
@@ -427,6 +448,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         functions=has_function(features, *OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)),
         branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
+        full_precision=has_rows_of_full_precision(features),
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
@@ -454,6 +476,8 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     is_light = row.plain if is_long and row.streams > 1 else row.narrows
     if is_light and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
+    if is_long and row.loads_vectors_again:
+        return "whole vectors of one tensor are cached when they are read again"
     is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
     if is_long and not is_little_padded and not row.pays_for_padding:
         return f"{row.rnumel} columns are padded to {padded}"
