@@ -216,13 +216,14 @@ class LongRowsTest(TestCase):
             (rms_norm, 2048),
             (rms_norm, 3072),
             (scaled_norm, 4096),
-            (centered_norm, 2048),
+            (centered_norm, 4096),
             (centered_norm, 5120),
         ):
             count = f.__code__.co_argcount
             self.check(f, (3, columns), REDUCTION, count, dtype)
-        # a mask that takes Welford's algorithm apart, elements by themselves, two tensors
+        # short rows of Welford's algorithm, elements by themselves, two tensors
         for f, columns in (
+            (centered_norm, 2048),
             (centered_norm, 3072),
             (rms_norm, 3073),
             (added_norm, 4096),

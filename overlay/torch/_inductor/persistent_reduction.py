@@ -255,17 +255,12 @@ class Loops:
         """
         Whether its loops do no more again than load whole vectors of one tensor of full
         precision, which are cached, for sums: no loop has fewer instructions for its bytes.
-        A short row of Welford's algorithm is better held where its last block has a mask.
+        A short row of Welford's algorithm is better held, as a mask takes its vectors apart.
         """
         is_one = self.streams - self.shared == self.again.loads == 1
         is_light = self.full_precision and self.sums and not self.functions
-        is_masked = self.rnumel < self.padded <= SHORT_COLUMNS
-        return (
-            is_one
-            and is_light
-            and self.rnumel % WIDE_VECTOR == 0
-            and not (self.again.welford and is_masked)
-        )
+        is_held = self.again.welford and self.rnumel < SHORT_COLUMNS
+        return is_one and is_light and self.rnumel % WIDE_VECTOR == 0 and not is_held
 
     @property
     def pays_for_padding(self) -> bool:
