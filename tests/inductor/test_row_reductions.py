@@ -211,7 +211,7 @@ class LongRowsTest(TestCase):
 
     @parametrize("dtype", (torch.float32, torch.float64))
     def test_whole_vectors_that_are_loaded_again(self, dtype):
-        """Of full precision they are cached, and a sum has few instructions for them."""
+        """They are cached, and a sum has few instructions for them."""
         for f, columns in (
             (rms_norm, 2048),
             (rms_norm, 3072),
@@ -227,10 +227,38 @@ class LongRowsTest(TestCase):
             (centered_norm, 3072),
             (rms_norm, 3073),
             (added_norm, 4096),
-            (gated_norm, 4096),
         ):
             count = f.__code__.co_argcount
             self.check(f, (3, columns), PERSISTENT, count, dtype)
+
+    def test_what_loops_do_beside_loading_again(self):
+        def of_roots(x):
+            return rms_norm(x.abs().sqrt())
+
+        def of_sines(x):
+            return rms_norm(x.sin())
+
+        def by_maxima(x):
+            return x / x.abs().amax(-1, keepdim=True)
+
+        def with_function(x):
+            return torch.sigmoid(rms_norm(x))
+
+        def in_three_passes(x):
+            y = rms_norm(x)
+            return y - y.abs().mean(-1, keepdim=True)
+
+        for f in (of_roots, of_sines, by_maxima, with_function, in_three_passes):
+            self.check(f, (3, 4096), PERSISTENT)
+        # rows that begin within a vector, and what the first loop stores
+        self.check(lambda x: rms_norm(x[:, 1:4097]), (3, 4100), PERSISTENT)
+        self.check(lambda x: rms_norm(x[:, 4:4100]), (3, 4100), REDUCTION)
+        x = torch.randn(3, 4096, device=GPU_TYPE)
+        with inductor_config.patch(LONG):
+            both = torch.compile(lambda x: (x + 1, rms_norm(x + 1)), fullgraph=True)
+            actual, code = run_and_get_code(both, x)
+        self.assertIn(f"@triton_heuristics.{PERSISTENT}(", "\n".join(code))
+        self.assertEqual(actual[0], x + 1)
 
     def test_short_rows_as_ever(self):
         self.check(rms_norm, (3, 1024), PERSISTENT, **STOCK)
@@ -310,7 +338,9 @@ class LongRowsTest(TestCase):
     @parametrize("columns", (1100, 2501, 4104, 5120))
     @parametrize("f", (softmax_of_floats, centered_norm, gated_norm))
     def test_padding_that_pays(self, f, columns):
-        dtype = torch.bfloat16 if f is centered_norm else torch.float32
+        # in float32 whole vectors of one tensor are as well loaded again
+        again = f is centered_norm and columns > 4096
+        dtype = torch.bfloat16 if again else torch.float32
         self.check(f, (3, columns), PERSISTENT, f.__code__.co_argcount, dtype)
 
     @parametrize("columns, warps", ((2560, 4), (3328, 8)))

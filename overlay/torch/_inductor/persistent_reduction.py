@@ -42,7 +42,7 @@ from .row_accesses import (
     has_function,
     has_online_softmax,
     has_reduction,
-    has_rows_of_full_precision,
+    has_whole_vectors,
     is_reduced,
     largest_divisor,
     reads_across_rows,
@@ -105,9 +105,13 @@ PADDED_LOADS = 2
 # Programs of an SM that hold such a row in half of ``WIDE_WARPS``. With two, memory waits for
 # the lanes of no column.
 PADDED_PROGRAMS = 3
-# Columns of a short row, whose loops with nothing computed again are as good as padding it, unless
-# they have Welford's algorithm.
+# Columns of a short row, whose loops with nothing computed again are as good as padding it.
 SHORT_COLUMNS = 4096
+# Columns of a row of full precision in whole vectors, below which Welford's algorithm is better
+# held. Of seven lengths on an H200 longer rows gained 2 % when held, or lost 5.
+WELFORD_COLUMNS = 4096
+# What takes a loop no time beside its loads, if it is done again.
+LIGHT = ("abs", "add", "constant", "load", "mul", "neg", "sub", "to_dtype")
 # Bytes that are loaded for one that is stored, where a loop that loads a row again is as short.
 NARROW = 4
 # Functions of one value a row, in norms.
@@ -130,6 +134,7 @@ class Again:
     What the loops over a row do more than once, which a persistent kernel does once.
 
     functions: whether they compute functions of elements
+    light: whether they compute nothing but sums and products
     loads: of tensors that have an element for each of rows and columns
     welford: whether one has Welford's algorithm, which divides; a persistent kernel has
         two sums
@@ -140,6 +145,7 @@ class Again:
     """
 
     functions: bool = False
+    light: bool = False
     loads: int = 0
     welford: bool = False
     live: float = 0
@@ -170,6 +176,7 @@ class Again:
         live = Demand.of(ops, columns, launch).tiles
         return cls(
             any(name in FUNCTIONS for name in names),
+            all(name in LIGHT for name in names),
             names.count("load"),
             has_reduction(features, "welford_reduce", "welford_combine"),
             live,
@@ -197,7 +204,8 @@ class Loops:
     functions, branches: whether the kernel computes functions of elements, beside roots, and some
         that have branches, around which what is live is held
     narrows: whether loops compute nothing but arithmetic, and store a quarter of a row's bytes
-    full_precision: whether rows that are loaded have wider elements than half types
+    vectors: whether all rows that are loaded are of full precision and in whole vectors, and
+        no loop but the last one stores
     registers_per_sm: of the device
     """
 
@@ -216,7 +224,7 @@ class Loops:
     functions: bool = False
     branches: bool = False
     narrows: bool = False
-    full_precision: bool = False
+    vectors: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -252,15 +260,11 @@ class Loops:
 
     @property
     def loads_vectors_again(self) -> bool:
-        """
-        Whether its loops do no more again than load whole vectors of one tensor of full
-        precision, which are cached, for sums: no loop has fewer instructions for its bytes.
-        A short row of Welford's algorithm is better held, as a mask takes its vectors apart.
-        """
-        is_one = self.streams - self.shared == self.again.loads == 1
-        is_light = self.full_precision and self.sums and not self.functions
-        is_held = self.again.welford and self.rnumel < SHORT_COLUMNS
-        return is_one and is_light and self.rnumel % WIDE_VECTOR == 0 and not is_held
+        """Whether two loops do no more again, for sums, than load whole vectors of one tensor."""
+        is_one = self.streams - self.shared == self.again.loads == 1 and self.loops == 2
+        is_light = self.sums and self.again.light and not self.functions
+        is_held = self.again.welford and self.rnumel < WELFORD_COLUMNS
+        return self.vectors and is_one and is_light and not is_held
 
     @property
     def pays_for_padding(self) -> bool:
@@ -421,6 +425,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     stats = features.memory_stats()
     loaded, stored = stats.persistent.reads.dim[-1], stats.persistent.writes.dim[-1]
     arithmetic = not has_function(features, *FUNCTIONS)
+    stores_last = not any(each.count_per_thread for each in stats.looped.writes.loop[:-1])
     rnumel = int(features.reduction_numel)
     # which nothing asks of a shorter row
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again()
@@ -432,8 +437,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         streams=loaded.count_per_thread - loaded.count_per_thread_broadcast,
         loops=len(stats.looped.memory.loop),
         online_softmax=has_online_softmax(features),
-        plain=arithmetic
-        and not any(loop.count_per_thread for loop in stats.looped.writes.loop[:-1]),
+        plain=arithmetic and stores_last,
         again=again,
         vector=largest_divisor(features.reduction_numel, vector),
         within_vectors=within_vectors,
@@ -443,7 +447,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         functions=has_function(features, *OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)),
         branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
-        full_precision=has_rows_of_full_precision(features),
+        vectors=stores_last and has_whole_vectors(features),
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )

@@ -153,6 +153,22 @@ def begins_within_vectors(features: SIMDKernelFeatures) -> bool:
     )
 
 
+def has_whole_vectors(features: SIMDKernelFeatures) -> bool:
+    """Whether all rows that are loaded are of full precision, and a thread loads whole vectors."""
+    columns = features.reduction_numel
+    rows = [
+        (dep, V.graph.get_dtype(dep.name))
+        for dep in loaded(features)
+        if is_of_rows(features, dep)
+    ]
+    return bool(rows) and all(
+        dtype.is_floating_point
+        and dtype.itemsize > HALF_BYTES
+        and adjacent_columns(dep, columns) * dtype.itemsize >= VECTOR_BYTES
+        for dep, dtype in rows
+    )
+
+
 def has_rows_of_full_precision(features: SIMDKernelFeatures) -> bool:
     """Whether rows that are loaded, or gathered, have wider floating-point elements than
     ``HALF_BYTES``."""
