@@ -194,6 +194,34 @@ def in_lab_branches():
     return graphs
 
 
+def in_lab_selected(loss):
+    """Sizes of what the last forward graph is given, of a step that a mask's selection parts."""
+    from graft.lab import capture
+
+    def step(x, labels):
+        known = labels.masked_select(labels >= 0)
+        if loss == "ctc":
+            rows = (labels >= 0).sum(-1)
+            steps = torch.full_like(rows, x.shape[0])
+            x = torch.nn.functional.ctc_loss(x.log_softmax(-1), known, steps, rows)
+            return (2 * x).sin().sum()
+        return (x[0, 0, 0] * known).sin().sum()
+
+    def inputs():
+        x = torch.empty(64, 8, 32, device="cuda", requires_grad=True)
+        return x, torch.empty(8, 5, dtype=torch.long, device="cuda")
+
+    sizes = []
+
+    def compiler(module, inputs, **options):
+        if not options.get("is_backward"):
+            sizes.append([list(x.shape) for x in inputs if isinstance(x, torch.Tensor)])
+        return module.forward
+
+    capture.trace_function(step, inputs, compiler)
+    return sizes
+
+
 def in_lab_attention(dtype, mask, head_dim, bias_grad=False):
     """The operator that attention of CUDA tensors comes down to."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -313,6 +341,14 @@ def test_the_gradient_of_a_bias_needs_another_kernel(h200, gradient, kernel):
 def test_what_a_branch_asks_of_values_is_not_so(h200):
     operators = h200("branches")
     assert "aten.sin.default" in operators
+
+
+def test_what_a_mask_selects_is_all_that_there_is(h200):
+    assert [40] in h200("selected", "none")[-1]
+
+
+def test_the_graphs_behind_ctc_loss_are_traced(h200):
+    assert [64, 8, 32] in h200("selected", "ctc")[-1]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

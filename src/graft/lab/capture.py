@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from graft.cases import DTYPES, Case, Shape
 from graft.errors import GraftError
-from graft.lab import fakegpu
+from graft.lab import between_graphs, fakegpu
 
 # As `torch._inductor.compile_fx.compile_fx_inner`: (graph, example inputs, **options) -> callable.
 Compiler = Callable[..., Callable[..., Any]]
@@ -198,17 +198,17 @@ def trace_function(
         return module.forward
 
     torch._dynamo.reset()
-    with tracing(), _fake_ctc_loss(), FakeTensorMode(shape_env=_shape_env()):
+    sizes = _shape_env()
+    with tracing(), between_graphs.impls(sizes), FakeTensorMode(shape_env=sizes):
         compiled = torch.compile(fn, backend=backend, dynamic=None if dynamic else False)
         compiled(*inputs())
 
 
 def _shape_env() -> Any:
-    """One in which what a branch asks of a tensor's values is not so, and sizes by them are largest.
+    """One in which what a branch asks of a tensor's values is not so.
 
     Python between two graphs branches on values that a fake tensor does not have: whether a layer
-    is dropped, or a label is out of range. The step goes on as where neither is. What a mask selects
-    there is all that there is.
+    is dropped, or a label is out of range. The step goes on as where neither is.
     """
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
@@ -217,66 +217,11 @@ def _shape_env() -> Any:
             try:
                 return super().evaluate_expr(orig_expr, *args, **kwargs)
             except GuardOnDataDependentSymNode:
-                if (found := self.at_largest(orig_expr)) is not None:
-                    return found
                 if not isinstance(orig_expr, sympy.Eq):
                     raise
                 return sympy.false
 
-        def size_hint(self, expr: sympy.Basic, **kwargs: Any) -> Any:
-            try:
-                return super().size_hint(expr, **kwargs)
-            except GuardOnDataDependentSymNode:
-                if (found := self.at_largest(expr)) is None:
-                    raise
-                return int(found)
-
-        def at_largest(self, expr: sympy.Basic) -> sympy.Basic | None:
-            """What `expr` is where each size that it has is its largest; None of others."""
-            sizes = expr.free_symbols
-            largest = {s: self.bound_sympy(s).upper for s in sizes if s in self.size_like}
-            return expr.subs(largest) if len(largest) == len(sizes) else None
-
     return Env()
-
-
-@contextlib.contextmanager
-def _fake_ctc_loss() -> Iterator[None]:
-    """CTC's loss of fake tensors. It runs between two graphs, and torch has none of its own."""
-    from torch._subclasses import fake_impls
-
-    aten = torch.ops.aten
-
-    def by_library(mode: Any, func: Any, *args: Any, **kwargs: Any) -> bool:
-        return False
-
-    def forward(
-        mode: Any, func: Any, log_probs: Any, targets: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Of [time, batch, classes], a loss for each of the batch, and what the backward needs."""
-        steps, batch, _ = log_probs.shape
-        longest = targets.numel() if targets.dim() == 1 else targets.shape[1]
-        with mode:
-            return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
-
-    def backward(mode: Any, func: Any, grad: Any, log_probs: Any, *args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return torch.empty_like(log_probs)
-
-    impls = {
-        aten._use_cudnn_ctc_loss.Tensor: by_library,
-        aten._use_miopen_ctc_loss.Tensor: by_library,
-        aten._ctc_loss.Tensor: forward,
-        aten._ctc_loss_backward.Tensor: backward,
-    }
-    table = fake_impls.op_implementations_dict
-    impls = {op: impl for op, impl in impls.items() if op not in table}
-    table.update(impls)
-    try:
-        yield
-    finally:
-        for op in impls:
-            del table[op]
 
 
 def _mark(inputs: Sequence[Any], dynamic: bool) -> None:
