@@ -279,10 +279,27 @@ class LongRowsTest(TestCase):
         self.check(f, (3, columns), REDUCTION, *args, **STOCK)
 
     def test_unaligned_rows_of_other_types(self):
-        """Of float32 a load has as many bytes as threads of a warp take at once."""
-        code = self.check(rms_norm, (3, 1237), PERSISTENT, dtype=torch.float16)
-        self.assertIn("'num_warps': 2", code)
-        self.check(rms_norm, (3, 1237), REDUCTION, dtype=torch.float32)
+        for dtype in (torch.float16, torch.float32):
+            code = self.check(rms_norm, (3, 1237), PERSISTENT, dtype=dtype)
+            self.assertIn("'num_warps': 2", code)
+        self.check(rms_norm, (3, 1237), REDUCTION, dtype=torch.float64)
+        # whole vectors
+        self.check(rms_norm, (3, 1236), REDUCTION)
+        # sums of long rows, whose loops load again; and functions, until a thread has too many
+        self.check(added_norm, (3, 9001), REDUCTION, 2)
+        self.check(softmax_of_floats, (3, 9001), PERSISTENT)
+        self.check(softmax_of_floats, (3, 10501), REDUCTION)
+
+        def mixed(x, y):
+            return rms_norm(x.bfloat16().float() + y)
+
+        args = [torch.randn(3, 1237, device=GPU_TYPE) for _ in range(2)]
+        args[0] = args[0].bfloat16()
+        torch._dynamo.reset()
+        with inductor_config.patch(LONG):
+            actual, code = run_and_get_code(torch.compile(mixed, fullgraph=True), *args)
+        self.assertIn(f"@triton_heuristics.{PERSISTENT}(", "\n".join(code))
+        self.assertEqual(actual, mixed(*args))
 
         def in_bytes(x):
             return torch.where(x > x.mean(-1, keepdim=True), x, 0).to(torch.int8)
@@ -504,9 +521,9 @@ class PairedRowsTest(UnalignedRowsTestCase):
 class LateLoadsTest(UnalignedRowsTestCase):
     """What unaligned rows share is loaded where it is used."""
 
-    def check(self, f, columns, late, masked, rows=8, **options):
+    def check(self, f, columns, late, masked, rows=8, dtype=torch.bfloat16, **options):
         """late: whether that is after all sums; masked: whether rows are."""
-        code = self.compile_rows(f, rows, columns, torch.bfloat16, 8, **options)
+        code = self.compile_rows(f, rows, columns, dtype, 8, **options)
         lines = code.splitlines()
         found = {
             each: [i for i, line in enumerate(lines) if re.search(each, line)]
@@ -517,6 +534,7 @@ class LateLoadsTest(UnalignedRowsTestCase):
         self.assertEqual(min(shared) > max(sums), late)
         loads = [line for line in lines if "tl.load(" in line]
         self.assertEqual(any("xmask" in line for line in loads), masked)
+        return code
 
     @parametrize(
         "f, columns",
@@ -535,6 +553,13 @@ class LateLoadsTest(UnalignedRowsTestCase):
         # autotuning tries more rows
         for option in ("max_autotune_pointwise", "coordinate_descent_tuning"):
             self.check(f, columns, late=True, masked=True, **{option: True})
+
+    @parametrize("f", (weighted_norm, affine_norm, gated_weighted_norm))
+    def test_long_rows_of_words(self, f):
+        # of gated rows sixteen warps have two tensors
+        warps = 16 if f is gated_weighted_norm else 8
+        code = self.check(f, 9001, late=True, masked=False, dtype=torch.float32)
+        self.assertIn(f"'num_warps': {warps}", code)
 
     def test_dynamic_rows(self):
         """A program has one."""
@@ -566,6 +591,7 @@ class LateLoadsTest(UnalignedRowsTestCase):
         self.check(gated_weighted_norm, 1237, late=False, masked=True)
         self.check(weighted_norm, 4096, late=False, masked=True)
         self.check(weighted_norm, 4002, late=False, masked=True)
+        self.check(weighted_norm, 5003, late=False, masked=True, dtype=torch.float32)
 
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 8, 320
@@ -871,7 +897,7 @@ class PersistentPolicyTest(TestCase):
 
         def pair(rnumel, rows=4096, streams=2, shared=1, vector=1, **row):
             norm = Loops(rnumel, streams, 2, False, vector=vector, shared=shared)
-            row = {"within_vectors": True, "sums": True, **row}
+            row = {"unaligned_bytes": 2, "sums": True, **row}
             norm = dataclasses.replace(norm, **row)
             with V.set_graph_handler(mock.Mock(sizevars=SizeVarAllocator())):
                 return norm.pair(sympy.Integer(rows))
@@ -893,7 +919,8 @@ class PersistentPolicyTest(TestCase):
             {"rows": 1000},
             {"vector": 2},
             {"shared": 0},
-            {"within_vectors": False},
+            {"unaligned_bytes": 0},
+            {"unaligned_bytes": 4},
             {"functions": True},
             {"sums": False},
         ):
@@ -954,7 +981,7 @@ class PersistentPolicyTest(TestCase):
         ):
             again = Again(**{"column": 1, "tiles": 1, "loads": 1, **again})
             row = Loops(rnumel, streams, 2, softmax, plain, again=again, branches=branches)
-            row = dataclasses.replace(row, vector=vector, within_vectors=vector < 8)
+            row = dataclasses.replace(row, vector=vector, unaligned_bytes=2 * (vector < 8))
             looped = why_looped(row, 16384)
             return None if looped else persistent_reduction.num_warps(row)
 
@@ -984,6 +1011,31 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(warps(16383, loads=2, column=2))
         # with whole vectors
         self.assertIsNone(warps(5000, 8))
+
+    def test_unaligned_words(self):
+        """As many columns as of an aligned row, but for what one warp or eight hold."""
+
+        def warps(rnumel, softmax=False, plain=False, streams=1, late=False, **again):
+            again = Again(**{"column": 1, "tiles": 1, "loads": 1, **again})
+            row = Loops(rnumel, streams, 2, softmax, plain, again=again, unaligned_bytes=4)
+            if late:
+                row = dataclasses.replace(row, shared=1, sums=True, stores_last=True)
+            looped = why_looped(row, 16384)
+            return None if looped else persistent_reduction.num_warps(row)
+
+        self.assertEqual([warps(n) for n in (1237, 3001, 5003, 8191)], [2, 4, 8, 8])
+        self.assertEqual([warps(n, streams=2) for n in (1237, 1955, 3226)], [2, 4, 8])
+        affine = {"welford": True, "streams": 3}
+        self.assertEqual([warps(n, **affine) for n in (1237, 1311, 1313)], [1, 1, 4])
+        # 41 columns of 128 registers
+        self.assertEqual([warps(n, True) for n in (10495, 10497)], [8, None])
+        self.assertIsNone(warps(9001))
+        self.assertIsNone(warps(9001, welford=True))
+        self.assertEqual(warps(9001, plain=True, loads=2, column=2), 8)
+        # or what rows share loaded late, and then the SM for itself
+        self.assertEqual([warps(n, late=True) for n in (8193, 10497, 16383)], [8, 16, 16])
+        two = {"late": True, "loads": 2, "column": 2, "tiles": 2}
+        self.assertEqual([warps(n, **two) for n in (9001, 15061)], [16, None])
 
     def test_what_loops_do_again(self):
         """By the operations: y = f(x), y * g(sum(y)) computes f twice, and g once."""

@@ -2,17 +2,20 @@
 What the mix-order kernel of a fusion candidate is: one plan, made of its nodes.
 
 - ``row_cost`` (``mix_order_row_cost``): what a row costs, from the nodes of both sides.
-- ``V.choices.mix_order_row_split``: the number of programs, and what each does at once. It
-  calls ``row_split`` (``mix_order_row_split``) for the tile, the warps, the stages, how rows
-  are loaded and how many programs an SM has; their number is ``count_programs``, then
-  ``fewer_programs`` (``mix_order_programs``). It can be overridden, and applies where
-  ``splits_rows``: on CUDA, without a split size of the user's.
+- ``V.choices.mix_order_row_split`` (``mix_order_choices``): the number of programs, and what
+  each does at once. It calls ``row_split`` (``mix_order_row_split``) for the tile, the warps,
+  the stages, how rows are loaded and how many programs an SM has; their number is
+  ``count_programs``, then ``fewer_programs`` (``mix_order_programs``). It can be overridden,
+  and applies where ``splits_rows``: on CUDA, without a split size of the user's.
 - ``pressure`` (``mix_order_pressure``): the registers of a thread.
 
 Legality's last word (``mix_order_spills``), profit (``mix_order_profit``) and codegen
 (``codegen/mix_order.split_rows``) ask for it; ``RowSplit.launch_plan`` is what travels to the
-runtime. For another GPU, add an instance to ``ARCHITECTURES`` in ``device_model.py``: each
-number has a unit and a source.
+runtime.
+
+SMs, registers and bandwidth of another GPU come from the device. For what its architecture
+has, and what is fitted to its time, add an instance to ``ARCHITECTURES`` in
+``device_model.py``, one a compute capability: each number has a unit and a source.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ may be as good: it has more programs on an SM, and computes no padding. So it is
 what the loops do again, of the kernel's operations: functions of each element, the
 divisions of Welford's algorithm, or loads of several tensors.
 
-Of rows of half types that begin within a vector, a thread loads one column at a time, or a
-few. To load such a row again is as many instructions again.
+Of rows of words or half types that begin within a vector, a thread loads one column at a
+time, or a few. To load such a row again is as many instructions again.
 
 What every thread would have beyond the row is left out, so that it has its share of the row's
 columns, not of the padded ones.
@@ -31,23 +31,21 @@ from typing import Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from . import ir
 from .device_model import DeviceModel
-from .mix_order_pressure import Demand, LaunchConfig, Layout
-from .mix_order_trace import Trace, Width
+from .repeated_passes import Again, FUNCTIONS, NOTHING_AGAIN, ROOTS, WIDE_WARPS
 from .row_accesses import (
-    begins_within_vectors,
     BRANCHING_FUNCTIONS,
     bytes_of_row,
     has_function,
     has_online_softmax,
     has_reduction,
+    HALF_BYTES,
     has_whole_vectors,
     is_reduced,
     largest_divisor,
     reads_across_rows,
-    row_passes,
     shared_by_rows,
+    unaligned_bytes,
     vector_columns,
 )
 from .row_program import RowProgram, UPSTREAM_COLUMNS
@@ -69,7 +67,8 @@ NUM_WARPS = (1, 2, 4, 8)
 # fewer the warps wait at barriers for what they do in no time.
 COLUMNS_PER_THREAD = 32
 # Of an unaligned row, where more warps would wait longer: in a norm with two reductions that
-# depend on each other, and beyond eight warps.
+# depend on each other, and beyond eight warps. Of full precision these are three, and half the
+# warps are better only if that leaves one, which waits for none.
 UNALIGNED_COLUMNS_PER_THREAD = 64
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
@@ -81,18 +80,19 @@ UNALIGNED_WARPS, ONE_WARP_STREAMS = 2, 3
 RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
 OTHER_REGISTERS = 28
+# of a load of a word, with its address: 41 columns of a softmax or a LayerNorm take no more than
+# 128 in all, and 42 take 166
+WORD_LOAD = 1.4
 # Tiles that are computed, beside those that are loaded.
 COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
 # them, a looped one only those of its last block.
 MAX_PADDING = 1 / 3
-# Functions that are worth computing once.
-FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "pow")
-# Warps of a program whose row has more than so many columns, which is the most of one whose
-# loops compute nothing but arithmetic again. With twice as many columns an SM has one
-# program or two, which wait for memory in turn, and loops have four. With these warps for
-# shorter rows, more wait for one another at each reduction.
-WIDE_WARPS, WIDE_COLUMNS = 16, 8192
+# Columns beyond which a program has ``WIDE_WARPS``, the most of a row whose loops compute
+# nothing but arithmetic again. With twice as many columns an SM has one program or two, which
+# wait for memory in turn, and loops have four. With these warps for shorter rows, more wait for
+# one another at each reduction.
+WIDE_COLUMNS = 8192
 # Such programs of an SM, whose threads hold what is live while all warps wait for a reduction,
 # beside registers for addresses, masks and temporaries: or as many columns in half the warps.
 WIDE_PROGRAMS, WIDE_OTHER_REGISTERS = 2, 16
@@ -110,12 +110,8 @@ SHORT_COLUMNS = 4096
 # Columns of a row of full precision in whole vectors, below which Welford's algorithm is better
 # held. Of seven lengths on an H200 longer rows gained 2 % when held, or lost 5.
 WELFORD_COLUMNS = 4096
-# What takes a loop no time beside its loads, if it is done again.
-LIGHT = ("abs", "add", "constant", "load", "mul", "neg", "sub", "to_dtype")
 # Bytes that are loaded for one that is stored, where a loop that loads a row again is as short.
 NARROW = 4
-# Functions of one value a row, in norms.
-ROOTS = ("rsqrt", "sqrt")
 # Columns of two unaligned rows of a program that share an operand: more than the runtime's one
 # warp loads in a few rounds. Of those of two warps, at most, of four otherwise, and at most.
 LEAST_PAIRED, PAIRED_BY_TWO_WARPS, MOST_PAIRED = 640, 832, 2048
@@ -126,63 +122,6 @@ MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE, ELEMENTS_PER_WARP = 4096, 10240, 1664
 # Columns of a short unaligned row, at least, whose function of each element makes the runtime's
 # four rows of a warp wait longer than two.
 LEAST_PAIRED_SHORT = 192
-
-
-@dataclasses.dataclass(frozen=True)
-class Again:
-    """
-    What the loops over a row do more than once, which a persistent kernel does once.
-
-    functions: whether they compute functions of elements
-    light: whether they compute nothing but sums and products
-    loads: of tensors that have an element for each of rows and columns
-    welford: whether one has Welford's algorithm, which divides; a persistent kernel has
-        two sums
-    live: registers of a thread of a persistent kernel of ``WIDE_WARPS``, of what it holds
-        where its warps wait for a reduction
-    column: among that, registers for each column
-    tiles: the same without what every row reads
-    """
-
-    functions: bool = False
-    light: bool = False
-    loads: int = 0
-    welford: bool = False
-    live: float = 0
-    column: float = 0
-    tiles: float = 0
-
-    @classmethod
-    def of(cls, features: SIMDKernelFeatures) -> Again:
-        """Of a kernel of static columns; nothing of one that scans or sorts."""
-        nodes = features.scheduler_nodes()
-        if not all(
-            isinstance(node.node, ir.ComputedBuffer)
-            and isinstance(node.node.data, (ir.Pointwise, ir.Reduction))
-            for node in nodes
-        ):
-            return cls()
-        ops = Trace.of(features.numel, nodes, ())
-        columns = int(features.reduction_numel)
-        launch = LaunchConfig(xblock=1, num_warps=WIDE_WARPS, hoist=False)
-        seen, again = OrderedSet[int](), OrderedSet[int]()
-        for each in row_passes(ops):
-            again |= seen & each
-            seen |= each
-        names = [ops[i].name for i in again if ops[i].width == Width.TILE]
-        # without what every row reads, which can be loaded after a reduction
-        of_row = dataclasses.replace(launch, hoist=True)
-        per_thread = Layout.of(ops, columns, of_row).elements[Width.TILE]
-        live = Demand.of(ops, columns, launch).tiles
-        return cls(
-            any(name in FUNCTIONS for name in names),
-            all(name in LIGHT for name in names),
-            names.count("load"),
-            has_reduction(features, "welford_reduce", "welford_combine"),
-            live,
-            live / per_thread,
-            Demand.of(ops, columns, of_row).tiles / per_thread,
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,15 +136,15 @@ class Loops:
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
     vector: of a row that begins within one, adjacent columns that a thread loads at once
-    within_vectors: whether all rows that are loaded are of half types, and begin within a vector
+    unaligned_bytes: of an element of the rows that are loaded, if all begin within a vector; or 0
     shared: streams that every row loads
     shared_is_reduced: whether a reduction needs one of those
     sums: whether a row is summed
     functions, branches: whether the kernel computes functions of elements, beside roots, and some
         that have branches, around which what is live is held
     narrows: whether loops compute nothing but arithmetic, and store a quarter of a row's bytes
-    vectors: whether all rows that are loaded are of full precision and in whole vectors, and
-        no loop but the last one stores
+    vectors: whether all rows that are loaded are of full precision and in whole vectors
+    stores_last: whether no loop but the last one stores
     registers_per_sm: of the device
     """
 
@@ -215,9 +154,9 @@ class Loops:
     online_softmax: bool
     plain: bool = False
     across: bool = False
-    again: Again = Again()
+    again: Again = NOTHING_AGAIN
     vector: int = 1
-    within_vectors: bool = False
+    unaligned_bytes: int = 0
     shared: int = 0
     shared_is_reduced: bool = False
     sums: bool = False
@@ -225,6 +164,7 @@ class Loops:
     branches: bool = False
     narrows: bool = False
     vectors: bool = False
+    stores_last: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -234,7 +174,19 @@ class Loops:
     @property
     def unaligned(self) -> bool:
         """Whether rows that are loaded again begin within a vector."""
-        return self.within_vectors and self.again.loads > 0
+        return self.unaligned_bytes > 0 and self.again.loads > 0
+
+    @property
+    def is_half_unaligned(self) -> bool:
+        """Whether all rows that are loaded are of half types or bytes, and unaligned."""
+        return 0 < self.unaligned_bytes <= HALF_BYTES
+
+    @property
+    def is_wide_unaligned(self) -> bool:
+        """Whether an unaligned row of words has more than ``WIDE_COLUMNS``, and no loop but the
+        last one stores: what an earlier one stored, it would load again by itself."""
+        is_wide = self.unaligned_bytes > HALF_BYTES and self.padded > WIDE_COLUMNS
+        return is_wide and self.stores_last
 
     @property
     def padded(self) -> int:
@@ -264,7 +216,7 @@ class Loops:
         is_one = self.streams - self.shared == self.again.loads == 1 and self.loops == 2
         is_light = self.sums and self.again.light and not self.functions
         is_held = self.again.welford and self.rnumel < WELFORD_COLUMNS
-        return self.vectors and is_one and is_light and not is_held
+        return self.vectors and self.stores_last and is_one and is_light and not is_held
 
     @property
     def pays_for_padding(self) -> bool:
@@ -292,8 +244,13 @@ class Loops:
 
     @property
     def is_held_by_what_is_live(self) -> bool:
-        """Whether a row of more than 4096 columns is, and is better held than looped."""
-        columns = ceildiv(self.padded, WIDE_WARPS * THREADS_PER_WARP)
+        """Whether a row of more than 4096 columns is, and is better held than looped; or an
+        unaligned one that loads operands late, by itself on its SM."""
+        threads = WIDE_WARPS * THREADS_PER_WARP
+        if self.loads_late and self.is_wide_unaligned:
+            takes = self.takes_unaligned(ceildiv(self.rnumel, threads))
+            return takes <= self.registers(WIDE_WARPS)
+        columns = ceildiv(self.padded, threads)
         if not COLUMNS_PER_THREAD // 2 <= columns <= COLUMNS_PER_THREAD:
             return False
         live = self.again.live + WIDE_OTHER_REGISTERS
@@ -311,7 +268,7 @@ class Loops:
     def is_better_held(self) -> bool:
         """Whether an unaligned row is, by eight warps at most: up to ``WIDE_COLUMNS``, and beyond
         them where loops do more than load one tensor again, and ``WIDE_WARPS`` do not hold it."""
-        if self.padded <= WIDE_COLUMNS:
+        if self.padded <= WIDE_COLUMNS or (self.loads_late and self.is_wide_unaligned):
             return True
         return not self.is_held_by_what_is_live and (
             self.computes_again
@@ -334,17 +291,19 @@ class Loops:
         ``WIDE_COLUMNS`` a column's loads follow each other, if that takes less.
         """
         again, loads = self.again, self.again.loads
-        a_column = max(again.tiles, loads) + loads / self.vector
+        a_load = 1 / self.vector if self.is_half_unaligned else WORD_LOAD
+        a_column = max(again.tiles, loads) + loads * a_load
         if self.padded > WIDE_COLUMNS:
-            a_column = min(a_column, again.column + 1 / self.vector)
+            a_column = min(a_column, again.column + a_load)
         return a_column * columns + OTHER_REGISTERS
 
     def is_held_by(self, num_warps: int) -> bool:
         """
         Whether so many warps hold the row at once, by what it loads, and beside others on
         their SM; an unaligned row, by what it loads again or what is live at its reductions,
-        and by themselves where loops only load it again. Little is gained where loops do no
-        more again: there a thread has padding as well.
+        and by themselves where loops only load it again. Of words, two or four warps do not:
+        twice as many are as fast or faster. Little is gained where loops do no more again:
+        there a thread has padding as well.
         """
         threads = num_warps * THREADS_PER_WARP
         paid = self.unaligned or self.does_more_again
@@ -353,25 +312,28 @@ class Loops:
         if self.unaligned:
             if num_warps < self.least_warps or not self.is_better_held:
                 return False
-            if self.again.welford or num_warps == NUM_WARPS[-1]:
-                most = UNALIGNED_COLUMNS_PER_THREAD
-            takes = self.takes_unaligned(columns)
+            is_end = num_warps in (NUM_WARPS[0], NUM_WARPS[-1])
+            if self.is_half_unaligned or is_end:
+                by_live = self.takes_unaligned(columns)
+                takes = by_live if self.is_half_unaligned else min(takes, by_live)
+                if self.again.welford or num_warps == NUM_WARPS[-1]:
+                    most = UNALIGNED_COLUMNS_PER_THREAD
             if self.padded > WIDE_COLUMNS and self.only_loads_again:
                 resident = num_warps
         return columns <= most and takes <= self.registers(resident)
 
     @property
     def loads_late(self) -> bool:
-        """Whether unaligned rows share operands that none of their reductions needs, and that
-        nothing computes functions of."""
-        one_at_a_time = self.within_vectors and self.vector == 1
-        is_norm = self.sums and self.shared > 0 and not self.functions
-        return one_at_a_time and is_norm and not self.shared_is_reduced
+        """Whether unaligned rows share operands that none of their reductions needs."""
+        one_at_a_time = self.is_half_unaligned and self.vector == 1
+        is_light = one_at_a_time and not self.functions
+        is_norm = self.sums and self.shared > 0 and not self.shared_is_reduced
+        return is_norm and (is_light or self.is_wide_unaligned)
 
     def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
         """Two unaligned rows of so many; None where they are not better than the runtime's
         of short rows, or than one of longer ones."""
-        if not self.within_vectors or not V.graph.sizevars.statically_known_geq(
+        if not self.is_half_unaligned or not V.graph.sizevars.statically_known_geq(
             rows, FEW_ROWS
         ):
             return None
@@ -428,10 +390,10 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     stores_last = not any(each.count_per_thread for each in stats.looped.writes.loop[:-1])
     rnumel = int(features.reduction_numel)
     # which nothing asks of a shorter row
-    again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else Again()
-    within_vectors = begins_within_vectors(features)
+    again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else NOTHING_AGAIN
+    unaligned = unaligned_bytes(features)
     shared = shared_by_rows(features)
-    vector = vector_columns(features) if within_vectors else 1
+    vector = vector_columns(features) if unaligned else 1
     return Loops(
         rnumel=rnumel,
         streams=loaded.count_per_thread - loaded.count_per_thread_broadcast,
@@ -440,14 +402,15 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         plain=arithmetic and stores_last,
         again=again,
         vector=largest_divisor(features.reduction_numel, vector),
-        within_vectors=within_vectors,
+        unaligned_bytes=unaligned,
         shared=len(shared),
         shared_is_reduced=is_reduced(features, shared),
         sums=has_reduction(features, "sum", "welford_reduce"),
         functions=has_function(features, *OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)),
         branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
-        vectors=stores_last and has_whole_vectors(features),
+        vectors=has_whole_vectors(features),
+        stores_last=stores_last,
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
@@ -455,7 +418,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
 
 def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """Of rows of up to 1024 columns that are inner by their hints; None: the runtime decides."""
-    row = loops(features) if begins_within_vectors(features) else None
+    row = loops(features) if 0 < unaligned_bytes(features) <= HALF_BYTES else None
     return row.pair(features.numel) if row else None
 
 

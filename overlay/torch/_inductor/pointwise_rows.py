@@ -28,7 +28,7 @@ from .device_model import DeviceModel
 from .looped_reduction import MAX_ACCESSES, SHORT_COLUMNS
 from .looped_rows import FEW_ROWS
 from .mix_order_accesses import accessed_numel
-from .persistent_reduction import FUNCTIONS
+from .repeated_passes import FUNCTIONS
 from .row_accesses import adjacent_columns, largest_divisor
 from .runtime.hints import DeviceProperties
 from .vector_width import aligned_columns

@@ -21,12 +21,15 @@ from .virtualized import V
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from .codegen.simd_kernel_features import SIMDKernelFeatures, StatsForDim
     from .mix_order_trace import Op
 
 
-# Bytes of the widest elements of rows that are loaded a column at a time, if unaligned.
-HALF_BYTES = 2
+# Bytes of an element of half types, and of the widest of rows that are loaded a column at a time,
+# if unaligned.
+HALF_BYTES, WORD_BYTES = 2, 4
 ONLINE_SOFTMAX = "online_softmax_reduce"
 
 
@@ -142,43 +145,48 @@ def bytes_of_row(stats: StatsForDim) -> int:
     return stats.bytes_per_thread - stats.bytes_per_thread_broadcast
 
 
-def begins_within_vectors(features: SIMDKernelFeatures) -> bool:
-    """Whether all rows that are loaded are of half types or bytes, and unaligned."""
-    rows = [dep for dep in loaded(features) if is_of_rows(features, dep)]
-    columns = features.reduction_numel
-    return bool(rows) and all(
-        V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES
-        and adjacent_columns(dep, columns) < VECTOR_BYTES // HALF_BYTES
-        for dep in rows
-    )
-
-
-def has_whole_vectors(features: SIMDKernelFeatures) -> bool:
-    """Whether all rows that are loaded are of full precision, and a thread loads whole vectors."""
-    columns = features.reduction_numel
-    rows = [
+def loaded_rows(features: SIMDKernelFeatures) -> list[tuple[MemoryDep, torch.dtype]]:
+    """What a kernel reads that has a value for each row and column, and its type."""
+    return [
         (dep, V.graph.get_dtype(dep.name))
         for dep in loaded(features)
         if is_of_rows(features, dep)
     ]
+
+
+def unaligned_bytes(features: SIMDKernelFeatures) -> int:
+    """
+    Of an element of the rows that are loaded, the widest, where all of them begin within a
+    vector, and none is wider than ``WORD_BYTES``; else 0.
+    """
+    columns, rows = features.reduction_numel, loaded_rows(features)
+    widest = max((dtype.itemsize for _, dtype in rows), default=0)
+    begins_within = all(
+        adjacent_columns(dep, columns) * max(dtype.itemsize, HALF_BYTES) < VECTOR_BYTES
+        for dep, dtype in rows
+    )
+    return widest if begins_within and widest <= WORD_BYTES else 0
+
+
+def has_whole_vectors(features: SIMDKernelFeatures) -> bool:
+    """Whether all rows that are loaded are of full precision, and a thread loads whole vectors."""
+    columns, rows = features.reduction_numel, loaded_rows(features)
     return bool(rows) and all(
-        dtype.is_floating_point
-        and dtype.itemsize > HALF_BYTES
-        and adjacent_columns(dep, columns) * dtype.itemsize >= VECTOR_BYTES
+        is_full(dtype) and adjacent_columns(dep, columns) * dtype.itemsize >= VECTOR_BYTES
         for dep, dtype in rows
     )
 
 
+def is_full(dtype: torch.dtype) -> bool:
+    """Whether a type is a floating-point one wider than ``HALF_BYTES``."""
+    return dtype.is_floating_point and dtype.itemsize > HALF_BYTES
+
+
 def has_rows_of_full_precision(features: SIMDKernelFeatures) -> bool:
-    """Whether rows that are loaded, or gathered, have wider floating-point elements than
-    ``HALF_BYTES``."""
-
-    def is_full(dep: MemoryDep) -> bool:
-        dtype = V.graph.get_dtype(dep.name)
-        return dtype.is_floating_point and dtype.itemsize > HALF_BYTES
-
+    """Whether rows that are loaded, or gathered, are of full precision."""
     return any(
-        is_full(dep) and (dep.is_indirect() or is_of_rows(features, dep))
+        is_full(V.graph.get_dtype(dep.name))
+        and (dep.is_indirect() or is_of_rows(features, dep))
         for dep in loaded(features)
     )
 
