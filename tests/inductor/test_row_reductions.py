@@ -558,8 +558,11 @@ class LateLoadsTest(UnalignedRowsTestCase):
     def test_long_rows_of_words(self, f):
         # of gated rows sixteen warps have two tensors
         warps = 16 if f is gated_weighted_norm else 8
-        code = self.check(f, 9001, late=True, masked=False, dtype=torch.float32)
+        words = {"masked": False, "dtype": torch.float32}
+        code = self.check(f, 9001, late=True, **words)
         self.assertIn(f"'num_warps': {warps}", code)
+        late = f is affine_norm
+        self.check(f, 5003, late=late, masked=not late, dtype=torch.float32)
 
     def test_dynamic_rows(self):
         """A program has one."""
@@ -591,7 +594,6 @@ class LateLoadsTest(UnalignedRowsTestCase):
         self.check(gated_weighted_norm, 1237, late=False, masked=True)
         self.check(weighted_norm, 4096, late=False, masked=True)
         self.check(weighted_norm, 4002, late=False, masked=True)
-        self.check(weighted_norm, 5003, late=False, masked=True, dtype=torch.float32)
 
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 8, 320
@@ -1034,6 +1036,7 @@ class PersistentPolicyTest(TestCase):
         self.assertEqual(warps(9001, plain=True, loads=2, column=2), 8)
         # or what rows share loaded late, and then the SM for itself
         self.assertEqual([warps(n, late=True) for n in (8193, 10497, 16383)], [8, 16, 16])
+        self.assertEqual(warps(8191, late=True, **affine), 8)
         two = {"late": True, "loads": 2, "column": 2, "tiles": 2}
         self.assertEqual([warps(n, **two) for n in (9001, 15061)], [16, None])
 

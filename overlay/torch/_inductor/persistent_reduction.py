@@ -182,11 +182,13 @@ class Loops:
         return 0 < self.unaligned_bytes <= HALF_BYTES
 
     @property
-    def is_wide_unaligned(self) -> bool:
-        """Whether an unaligned row of words has more than ``WIDE_COLUMNS``, and no loop but the
-        last one stores: what an earlier one stored, it would load again by itself."""
-        is_wide = self.unaligned_bytes > HALF_BYTES and self.padded > WIDE_COLUMNS
-        return is_wide and self.stores_last
+    def is_long_unaligned(self) -> bool:
+        """Whether an unaligned row of words has more than ``WIDE_COLUMNS``, or of Welford's
+        algorithm more than ``SHORT_COLUMNS``, and no loop but the last one stores: what an
+        earlier one stored, it would load again by itself."""
+        most = SHORT_COLUMNS if self.again.welford else WIDE_COLUMNS
+        is_long = self.unaligned_bytes > HALF_BYTES and self.padded > most
+        return is_long and self.stores_last
 
     @property
     def padded(self) -> int:
@@ -247,7 +249,7 @@ class Loops:
         """Whether a row of more than 4096 columns is, and is better held than looped; or an
         unaligned one that loads operands late, by itself on its SM."""
         threads = WIDE_WARPS * THREADS_PER_WARP
-        if self.loads_late and self.is_wide_unaligned:
+        if self.loads_late and self.is_long_unaligned and self.padded > WIDE_COLUMNS:
             takes = self.takes_unaligned(ceildiv(self.rnumel, threads))
             return takes <= self.registers(WIDE_WARPS)
         columns = ceildiv(self.padded, threads)
@@ -268,7 +270,7 @@ class Loops:
     def is_better_held(self) -> bool:
         """Whether an unaligned row is, by eight warps at most: up to ``WIDE_COLUMNS``, and beyond
         them where loops do more than load one tensor again, and ``WIDE_WARPS`` do not hold it."""
-        if self.padded <= WIDE_COLUMNS or (self.loads_late and self.is_wide_unaligned):
+        if self.padded <= WIDE_COLUMNS or (self.loads_late and self.is_long_unaligned):
             return True
         return not self.is_held_by_what_is_live and (
             self.computes_again
@@ -328,7 +330,7 @@ class Loops:
         one_at_a_time = self.is_half_unaligned and self.vector == 1
         is_light = one_at_a_time and not self.functions
         is_norm = self.sums and self.shared > 0 and not self.shared_is_reduced
-        return is_norm and (is_light or self.is_wide_unaligned)
+        return is_norm and (is_light or self.is_long_unaligned)
 
     def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
         """Two unaligned rows of so many; None where they are not better than the runtime's
