@@ -31,6 +31,7 @@ from torch._inductor.looped_rows import (
 from torch._inductor.mix_order_trace import Op, Width
 from torch._inductor.persistent_reduction import Again, Loops, why_looped
 from torch._inductor.row_accesses import row_passes
+from torch._inductor.row_program import RowProgram
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
 from torch._inductor.sizevars import SizeVarAllocator
@@ -287,8 +288,9 @@ class LongRowsTest(TestCase):
         self.check(rms_norm, (3, 1236), REDUCTION)
         # sums of long rows, whose loops load again; and functions, until a thread has too many
         self.check(added_norm, (3, 9001), REDUCTION, 2)
-        self.check(softmax_of_floats, (3, 9001), PERSISTENT)
-        self.check(softmax_of_floats, (3, 10501), REDUCTION)
+        code = self.check(softmax_of_floats, (3, 9001), PERSISTENT)
+        self.assertIn("'maxnreg': 128", code)
+        self.check(softmax_of_floats, (3, 11601), REDUCTION)
 
         def mixed(x, y):
             return rms_norm(x.bfloat16().float() + y)
@@ -895,8 +897,6 @@ class PersistentPolicyTest(TestCase):
 
     def test_pairs_of_rows(self):
         """Of unaligned rows: with an operand of all rows, or a function of each element."""
-        self.assertTrue(hasattr(persistent_reduction, "RowProgram"))
-
         def pair(rnumel, rows=4096, streams=2, shared=1, vector=1, **row):
             norm = Loops(rnumel, streams, 2, False, vector=vector, shared=shared)
             row = {"unaligned_bytes": 2, "sums": True, **row}
@@ -905,7 +905,7 @@ class PersistentPolicyTest(TestCase):
                 return norm.pair(sympy.Integer(rows))
 
         def late(num_warps):
-            return (2, num_warps, True)
+            return RowProgram(2, num_warps, True)
 
         self.assertEqual(
             [pair(n) for n in (639, 641, 833, 1237, 2047, 3263, 3999)],
@@ -928,19 +928,19 @@ class PersistentPolicyTest(TestCase):
         ):
             self.assertIsNone(pair(1237, **row))
         self.assertIsNone(pair(777, functions=True))
-        self.assertEqual(pair(901, functions=True), (2, 4, False))
+        self.assertEqual(pair(901, functions=True), RowProgram(2, 4))
         reduced = {"shared_is_reduced": True}
         self.assertEqual(
             [pair(n, **reduced) for n in (777, 901, 2047, 2049)],
-            [(2, 2, False), (2, 4, False), (2, 4, False), None],
+            [RowProgram(2, 2), RowProgram(2, 4), RowProgram(2, 4), None],
         )
         self.assertIsNone(pair(1537, streams=3, **reduced))
         short = {"shared": 0, "functions": True}
         self.assertEqual(
             [pair(n, **short) for n in (191, 197, 255, 256, 300)],
-            [None, (2, 1, False), (2, 1, False), None, None],
+            [None, RowProgram(2, 1), RowProgram(2, 1), None, None],
         )
-        self.assertEqual(pair(250, vector=2, **short), (2, 1, False))
+        self.assertEqual(pair(250, vector=2, **short), RowProgram(2, 1))
         self.assertIsNone(pair(197))
 
     def test_registers_of_an_sm(self):
@@ -1028,17 +1028,30 @@ class PersistentPolicyTest(TestCase):
         self.assertEqual([warps(n) for n in (1237, 3001, 5003, 8191)], [2, 4, 8, 8])
         self.assertEqual([warps(n, streams=2) for n in (1237, 1955, 3226)], [2, 4, 8])
         affine = {"welford": True, "streams": 3}
-        self.assertEqual([warps(n, **affine) for n in (1237, 1311, 1313)], [1, 1, 4])
-        # 41 columns of 128 registers
-        self.assertEqual([warps(n, True) for n in (10495, 10497)], [8, None])
+        self.assertEqual([warps(n, **affine) for n in (1237, 1439, 1441)], [1, 1, 4])
+        # 45 columns of 128 registers
+        self.assertEqual([warps(n, True) for n in (11519, 11521)], [8, None])
         self.assertIsNone(warps(9001))
         self.assertIsNone(warps(9001, welford=True))
         self.assertEqual(warps(9001, plain=True, loads=2, column=2), 8)
         # or what rows share loaded late, and then the SM for itself
-        self.assertEqual([warps(n, late=True) for n in (8193, 10497, 16383)], [8, 16, 16])
+        self.assertEqual([warps(n, late=True) for n in (8193, 11521, 16383)], [8, 16, 16])
         self.assertEqual(warps(8191, late=True, **affine), 8)
         two = {"late": True, "loads": 2, "column": 2, "tiles": 2}
-        self.assertEqual([warps(n, **two) for n in (9001, 15061)], [16, None])
+        self.assertEqual([warps(n, **two) for n in (9001, 15873)], [16, None])
+
+    def test_registers_of_words(self):
+        """Eight warps have those of two programs an SM, where they do not have it alone."""
+        words = Loops(8191, 4, 2, False, unaligned_bytes=4)
+        self.assertEqual([words.maxnreg(n) for n in (1, 2, 4, 8, 16)], [128, 0, 0, 128, 0])
+        vectors = dataclasses.replace(words, unaligned_bytes=0, vectors=True)
+        self.assertEqual(vectors.maxnreg(8), 128)
+        half = dataclasses.replace(words, unaligned_bytes=2)
+        self.assertEqual(half.maxnreg(8), 0)
+        alone = dataclasses.replace(words, rnumel=9001, plain=True, again=Again(loads=2))
+        self.assertEqual(alone.maxnreg(8), 0)
+        few = dataclasses.replace(words, registers_per_sm=32768)
+        self.assertEqual(few.maxnreg(8), 64)
 
     def test_what_loops_do_again(self):
         """By the operations: y = f(x), y * g(sum(y)) computes f twice, and g once."""

@@ -80,9 +80,9 @@ UNALIGNED_WARPS, ONE_WARP_STREAMS = 2, 3
 RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
 OTHER_REGISTERS = 28
-# of a load of a word, with its address: 41 columns of a softmax or a LayerNorm take no more than
-# 128 in all, and 42 take 166
-WORD_LOAD = 1.4
+# of a load of a word, with its address: of 42 columns of a softmax ptxas takes 166 in all, and held
+# to 128 it spills little of up to 45; of 48 it spills 40, and the loops are as good
+WORD_LOAD = 1.2
 # Tiles that are computed, beside those that are loaded.
 COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
@@ -363,7 +363,19 @@ class Loops:
             return pair
         warps = num_warps(self)
         assert warps is not None
-        return RowProgram(1, warps, self.loads_late)
+        return RowProgram(1, warps, self.loads_late, self.maxnreg(warps))
+
+    def maxnreg(self, num_warps: int) -> int:
+        """
+        Of rows of full precision, the registers with which an SM has two programs of eight warps,
+        as it is counted on, or 16 of one warp; else 0. ptxas took 129 and more for norms of
+        6870 to 8192 columns.
+        """
+        is_full = self.vectors or self.unaligned_bytes > HALF_BYTES
+        by_itself = self.padded > WIDE_COLUMNS and self.only_loads_again
+        if is_full and num_warps in (NUM_WARPS[0], NUM_WARPS[-1]) and not by_itself:
+            return self.registers(RESIDENT_WARPS)
+        return 0
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """

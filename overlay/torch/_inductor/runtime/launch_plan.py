@@ -41,7 +41,8 @@ class LaunchPlan:
         runtime decides. By V.choices.loop_config.
     tile: (elements of XBLOCK and of YBLOCK, where there is one; warps) of a block
         reduction; None: the runtime decides. By V.choices.block_reduction_tile.
-    maxnreg: registers that a thread may have; 0: as many as ptxas takes. By the tile.
+    maxnreg: registers that a thread may have; 0: as many as ptxas takes. By the tile, or by
+        V.choices.persistent_inner_reduction_program.
     """
 
     num_programs: int = 0
