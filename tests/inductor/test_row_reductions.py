@@ -288,9 +288,11 @@ class LongRowsTest(TestCase):
         self.check(rms_norm, (3, 1236), REDUCTION)
         # sums of long rows, whose loops load again; and functions, until a thread has too many
         self.check(added_norm, (3, 9001), REDUCTION, 2)
-        code = self.check(softmax_of_floats, (3, 9001), PERSISTENT)
-        self.assertIn("'maxnreg': 128", code)
-        self.check(softmax_of_floats, (3, 11601), REDUCTION)
+        self.check(softmax_of_floats, (3, 9001), PERSISTENT)
+        self.check(softmax_of_floats, (3, 10501), REDUCTION)
+        for columns in (6001, 7001):
+            code = self.check(added_norm, (3, columns), PERSISTENT, 2)
+            self.assertEqual("'maxnreg': 128" in code, columns == 7001)
 
         def mixed(x, y):
             return rms_norm(x.bfloat16().float() + y)
@@ -1028,30 +1030,36 @@ class PersistentPolicyTest(TestCase):
         self.assertEqual([warps(n) for n in (1237, 3001, 5003, 8191)], [2, 4, 8, 8])
         self.assertEqual([warps(n, streams=2) for n in (1237, 1955, 3226)], [2, 4, 8])
         affine = {"welford": True, "streams": 3}
-        self.assertEqual([warps(n, **affine) for n in (1237, 1439, 1441)], [1, 1, 4])
-        # 45 columns of 128 registers
-        self.assertEqual([warps(n, True) for n in (11519, 11521)], [8, None])
+        self.assertEqual([warps(n, **affine) for n in (1237, 1311, 1313)], [1, 1, 4])
+        self.assertEqual([warps(n, True) for n in (10495, 10497)], [8, None])
         self.assertIsNone(warps(9001))
         self.assertIsNone(warps(9001, welford=True))
         self.assertEqual(warps(9001, plain=True, loads=2, column=2), 8)
         # or what rows share loaded late, and then the SM for itself
-        self.assertEqual([warps(n, late=True) for n in (8193, 11521, 16383)], [8, 16, 16])
+        self.assertEqual([warps(n, late=True) for n in (8193, 10497, 16383)], [8, 16, 16])
         self.assertEqual(warps(8191, late=True, **affine), 8)
         two = {"late": True, "loads": 2, "column": 2, "tiles": 2}
-        self.assertEqual([warps(n, **two) for n in (9001, 15873)], [16, None])
+        self.assertEqual([warps(n, **two) for n in (9001, 16383)], [16, 16])
+        self.assertIsNone(warps(16383, **{**two, "loads": 3, "column": 3}))
 
     def test_registers_of_words(self):
-        """Eight warps have those of two programs an SM, where they do not have it alone."""
-        words = Loops(8191, 4, 2, False, unaligned_bytes=4)
-        self.assertEqual([words.maxnreg(n) for n in (1, 2, 4, 8, 16)], [128, 0, 0, 128, 0])
-        vectors = dataclasses.replace(words, unaligned_bytes=0, vectors=True)
-        self.assertEqual(vectors.maxnreg(8), 128)
-        half = dataclasses.replace(words, unaligned_bytes=2)
-        self.assertEqual(half.maxnreg(8), 0)
-        alone = dataclasses.replace(words, rnumel=9001, plain=True, again=Again(loads=2))
-        self.assertEqual(alone.maxnreg(8), 0)
-        few = dataclasses.replace(words, registers_per_sm=32768)
-        self.assertEqual(few.maxnreg(8), 64)
+        """Eight warps that would take more have those of two programs an SM."""
+
+        def maxnreg(rnumel, num_warps=8, column=2.0, **row):
+            again = Again(loads=2, column=column, tiles=1)
+            return Loops(rnumel, 3, 2, False, again=again, **row).maxnreg(num_warps)
+
+        words = {"unaligned_bytes": 4}
+        # 25 columns, each of two live values, two loads and their addresses
+        self.assertEqual([maxnreg(n, **words) for n in (6400, 6401)], [0, 128])
+        self.assertEqual(maxnreg(8190, vector=2, **words), 0)
+        self.assertEqual(maxnreg(6870, vector=2, column=3.0, **words), 128)
+        vectors = {"vectors": True, "vector": 4}
+        self.assertEqual([maxnreg(n, column=3.0, **vectors) for n in (7168, 8192)], [0, 128])
+        self.assertEqual(maxnreg(8191, num_warps=4, **words), 0)
+        self.assertEqual(maxnreg(9001, **words), 0)
+        self.assertEqual(maxnreg(8191, unaligned_bytes=2), 0)
+        self.assertEqual(maxnreg(8191, registers_per_sm=32768, **words), 64)
 
     def test_what_loops_do_again(self):
         """By the operations: y = f(x), y * g(sum(y)) computes f twice, and g once."""

@@ -70,6 +70,8 @@ COLUMNS_PER_THREAD = 32
 # depend on each other, and beyond eight warps. Of full precision these are three, and half the
 # warps are better only if that leaves one, which waits for none.
 UNALIGNED_COLUMNS_PER_THREAD = 64
+# Of words: of a softmax or a LayerNorm with 42 ptxas takes 166 registers.
+UNALIGNED_WORDS_PER_THREAD = 41
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
 TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
@@ -80,9 +82,6 @@ UNALIGNED_WARPS, ONE_WARP_STREAMS = 2, 3
 RESIDENT_WARPS = 16
 # for addresses, masks and temporaries
 OTHER_REGISTERS = 28
-# of a load of a word, with its address: of 42 columns of a softmax ptxas takes 166 in all, and held
-# to 128 it spills little of up to 45; of 48 it spills 40, and the loops are as good
-WORD_LOAD = 1.2
 # Tiles that are computed, beside those that are loaded.
 COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
@@ -135,7 +134,8 @@ class Loops:
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
-    vector: of a row that begins within one, adjacent columns that a thread loads at once
+    vector: adjacent columns that a thread loads at once, of a row that begins within a vector or
+        of full precision
     unaligned_bytes: of an element of the rows that are loaded, if all begin within a vector; or 0
     shared: streams that every row loads
     shared_is_reduced: whether a reduction needs one of those
@@ -293,10 +293,9 @@ class Loops:
         ``WIDE_COLUMNS`` a column's loads follow each other, if that takes less.
         """
         again, loads = self.again, self.again.loads
-        a_load = 1 / self.vector if self.is_half_unaligned else WORD_LOAD
-        a_column = max(again.tiles, loads) + loads * a_load
+        a_column = max(again.tiles, loads) + loads / self.vector
         if self.padded > WIDE_COLUMNS:
-            a_column = min(a_column, again.column + a_load)
+            a_column = min(a_column, again.column + 1 / self.vector)
         return a_column * columns + OTHER_REGISTERS
 
     def is_held_by(self, num_warps: int) -> bool:
@@ -314,13 +313,16 @@ class Loops:
         if self.unaligned:
             if num_warps < self.least_warps or not self.is_better_held:
                 return False
-            is_end = num_warps in (NUM_WARPS[0], NUM_WARPS[-1])
-            if self.is_half_unaligned or is_end:
+            by_itself = self.padded > WIDE_COLUMNS and self.only_loads_again
+            is_half = self.is_half_unaligned
+            if is_half or num_warps in (NUM_WARPS[0], NUM_WARPS[-1]):
                 by_live = self.takes_unaligned(columns)
-                takes = by_live if self.is_half_unaligned else min(takes, by_live)
+                takes = by_live if is_half else min(takes, by_live)
                 if self.again.welford or num_warps == NUM_WARPS[-1]:
-                    most = UNALIGNED_COLUMNS_PER_THREAD
-            if self.padded > WIDE_COLUMNS and self.only_loads_again:
+                    most = UNALIGNED_WORDS_PER_THREAD
+                    if is_half or by_itself:
+                        most = UNALIGNED_COLUMNS_PER_THREAD
+            if by_itself:
                 resident = num_warps
         return columns <= most and takes <= self.registers(resident)
 
@@ -367,15 +369,17 @@ class Loops:
 
     def maxnreg(self, num_warps: int) -> int:
         """
-        Of rows of full precision, the registers with which an SM has two programs of eight warps,
-        as it is counted on, or 16 of one warp; else 0. ptxas took 129 and more for norms of
-        6870 to 8192 columns.
+        The registers with which an SM has two programs of eight warps, if a thread would have
+        more of a row of full precision: ptxas takes 129 to 180 for norms of a sum that have
+        more than 6400 columns. Else 0: held to as many, those that take fewer take more.
         """
         is_full = self.vectors or self.unaligned_bytes > HALF_BYTES
-        by_itself = self.padded > WIDE_COLUMNS and self.only_loads_again
-        if is_full and num_warps in (NUM_WARPS[0], NUM_WARPS[-1]) and not by_itself:
-            return self.registers(RESIDENT_WARPS)
-        return 0
+        if not is_full or num_warps != NUM_WARPS[-1] or self.padded > WIDE_COLUMNS:
+            return 0
+        again, most = self.again, self.registers(RESIDENT_WARPS)
+        a_column = max(again.column, again.loads) + again.loads / self.vector
+        columns = ceildiv(self.rnumel, num_warps * THREADS_PER_WARP)
+        return most if a_column * columns + OTHER_REGISTERS > most else 0
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
@@ -405,9 +409,9 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     rnumel = int(features.reduction_numel)
     # which nothing asks of a shorter row
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else NOTHING_AGAIN
-    unaligned = unaligned_bytes(features)
+    unaligned, vectors = unaligned_bytes(features), has_whole_vectors(features)
     shared = shared_by_rows(features)
-    vector = vector_columns(features) if unaligned else 1
+    vector = vector_columns(features) if unaligned or vectors else 1
     return Loops(
         rnumel=rnumel,
         streams=loaded.count_per_thread - loaded.count_per_thread_broadcast,
@@ -423,7 +427,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         functions=has_function(features, *OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)),
         branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
-        vectors=has_whole_vectors(features),
+        vectors=vectors,
         stores_last=stores_last,
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
