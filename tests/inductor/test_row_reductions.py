@@ -290,9 +290,6 @@ class LongRowsTest(TestCase):
         self.check(added_norm, (3, 9001), REDUCTION, 2)
         self.check(softmax_of_floats, (3, 9001), PERSISTENT)
         self.check(softmax_of_floats, (3, 10501), REDUCTION)
-        for columns in (6001, 7001):
-            code = self.check(added_norm, (3, columns), PERSISTENT, 2)
-            self.assertEqual("'maxnreg': 128" in code, columns == 7001)
 
         def mixed(x, y):
             return rms_norm(x.bfloat16().float() + y)
@@ -324,6 +321,20 @@ class LongRowsTest(TestCase):
             return y * x.mean(-1, keepdim=True)
 
         self.check(scaled, (3, 1237), REDUCTION, 2, torch.bfloat16)
+
+    @parametrize("columns, shared", ((4801, False), (7001, True), (7000, False)))
+    def test_registers_of_a_norm_that_stores_a_sum(self, columns, shared):
+        def added(x, y, weight, bias):
+            total = x + y
+            norm = torch.nn.functional.layer_norm(total, x.shape[-1:], weight[0], bias[0])
+            return norm, total
+
+        args = [torch.randn(3, columns, device=GPU_TYPE) for _ in range(4)]
+        torch._dynamo.reset()
+        with inductor_config.patch(LONG):
+            actual, code = run_and_get_code(torch.compile(added, fullgraph=True), *args)
+        self.assertEqual("'sharing_programs': 2" in "\n".join(code), shared)
+        self.assertEqual(actual, added(*args), atol=1e-5, rtol=1e-5)
 
     def test_rows_that_begin_beside_a_vector(self):
         def part(x):
@@ -1042,24 +1053,23 @@ class PersistentPolicyTest(TestCase):
         self.assertEqual([warps(n, **two) for n in (9001, 16383)], [16, 16])
         self.assertIsNone(warps(16383, **{**two, "loads": 3, "column": 3}))
 
-    def test_registers_of_words(self):
-        """Eight warps that would take more have those of two programs an SM."""
+    def test_programs_that_share_registers(self):
+        """Two of eight warps, of a norm that stores a sum and would take more of them."""
 
-        def maxnreg(rnumel, num_warps=8, column=2.0, **row):
-            again = Again(loads=2, column=column, tiles=1)
-            return Loops(rnumel, 3, 2, False, again=again, **row).maxnreg(num_warps)
+        def programs(rnumel, num_warps=8, column=3.0, welford=True, **row):
+            again = Again(loads=2, column=column, tiles=1, welford=welford)
+            row = {"unaligned_bytes": 4, **row}
+            norm = Loops(rnumel, 4, 2, False, again=again, **row)
+            return norm.sharing_programs(num_warps)
 
-        words = {"unaligned_bytes": 4}
-        # 25 columns, each of two live values, two loads and their addresses
-        self.assertEqual([maxnreg(n, **words) for n in (6400, 6401)], [0, 128])
-        self.assertEqual(maxnreg(8190, vector=2, **words), 0)
-        self.assertEqual(maxnreg(6870, vector=2, column=3.0, **words), 128)
-        vectors = {"vectors": True, "vector": 4}
-        self.assertEqual([maxnreg(n, column=3.0, **vectors) for n in (7168, 8192)], [0, 128])
-        self.assertEqual(maxnreg(8191, num_warps=4, **words), 0)
-        self.assertEqual(maxnreg(9001, **words), 0)
-        self.assertEqual(maxnreg(8191, unaligned_bytes=2), 0)
-        self.assertEqual(maxnreg(8191, registers_per_sm=32768, **words), 64)
+        # of a column three live values, two loads and their addresses, or one for two columns
+        self.assertEqual([programs(n) for n in (5120, 5121, 8191, 8193)], [0, 2, 2, 0])
+        self.assertEqual([programs(n, vector=2) for n in (6398, 6402)], [0, 2])
+        self.assertEqual(programs(8191, num_warps=4), 0)
+        self.assertEqual(programs(8191, welford=False), 0)
+        self.assertEqual(programs(8191, stores_last=True), 0)
+        self.assertEqual(programs(8191, unaligned_bytes=2), 0)
+        self.assertEqual(programs(4097, registers_per_sm=32768), 2)
 
     def test_what_loops_do_again(self):
         """By the operations: y = f(x), y * g(sum(y)) computes f twice, and g once."""

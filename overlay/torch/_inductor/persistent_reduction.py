@@ -134,8 +134,7 @@ class Loops:
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
     again: what more than one loop does
-    vector: adjacent columns that a thread loads at once, of a row that begins within a vector or
-        of full precision
+    vector: of a row that begins within one, adjacent columns that a thread loads at once
     unaligned_bytes: of an element of the rows that are loaded, if all begin within a vector; or 0
     shared: streams that every row loads
     shared_is_reduced: whether a reduction needs one of those
@@ -182,10 +181,10 @@ class Loops:
         return 0 < self.unaligned_bytes <= HALF_BYTES
 
     @property
-    def is_long_unaligned(self) -> bool:
+    def may_load_words_late(self) -> bool:
         """Whether an unaligned row of words has more than ``WIDE_COLUMNS``, or of Welford's
-        algorithm more than ``SHORT_COLUMNS``, and no loop but the last one stores: what an
-        earlier one stored, it would load again by itself."""
+        algorithm more than ``SHORT_COLUMNS``, and no loop but the last one stores: a loop would
+        load again only what an earlier one stored."""
         most = SHORT_COLUMNS if self.again.welford else WIDE_COLUMNS
         is_long = self.unaligned_bytes > HALF_BYTES and self.padded > most
         return is_long and self.stores_last
@@ -249,7 +248,7 @@ class Loops:
         """Whether a row of more than 4096 columns is, and is better held than looped; or an
         unaligned one that loads operands late, by itself on its SM."""
         threads = WIDE_WARPS * THREADS_PER_WARP
-        if self.loads_late and self.is_long_unaligned and self.padded > WIDE_COLUMNS:
+        if self.loads_late and self.may_load_words_late and self.padded > WIDE_COLUMNS:
             takes = self.takes_unaligned(ceildiv(self.rnumel, threads))
             return takes <= self.registers(WIDE_WARPS)
         columns = ceildiv(self.padded, threads)
@@ -268,9 +267,10 @@ class Loops:
 
     @property
     def is_better_held(self) -> bool:
-        """Whether an unaligned row is, by eight warps at most: up to ``WIDE_COLUMNS``, and beyond
-        them where loops do more than load one tensor again, and ``WIDE_WARPS`` do not hold it."""
-        if self.padded <= WIDE_COLUMNS or (self.loads_late and self.is_long_unaligned):
+        """Whether an unaligned row is, by eight warps at most: up to ``WIDE_COLUMNS``, beyond
+        them if words have operands loaded late, and where loops do more than load one tensor
+        again, and ``WIDE_WARPS`` do not hold it."""
+        if self.padded <= WIDE_COLUMNS or (self.loads_late and self.may_load_words_late):
             return True
         return not self.is_held_by_what_is_live and (
             self.computes_again
@@ -302,9 +302,10 @@ class Loops:
         """
         Whether so many warps hold the row at once, by what it loads, and beside others on
         their SM; an unaligned row, by what it loads again or what is live at its reductions,
-        and by themselves where loops only load it again. Of words, two or four warps do not:
-        twice as many are as fast or faster. Little is gained where loops do no more again:
-        there a thread has padding as well.
+        and by themselves where loops only load it again. Of words, one warp and eight hold what
+        either count lets them, and two or four as much as of an aligned row: twice as many are
+        as fast or faster. Little is gained where loops do no more again: there a thread has
+        padding as well.
         """
         threads = num_warps * THREADS_PER_WARP
         paid = self.unaligned or self.does_more_again
@@ -332,7 +333,7 @@ class Loops:
         one_at_a_time = self.is_half_unaligned and self.vector == 1
         is_light = one_at_a_time and not self.functions
         is_norm = self.sums and self.shared > 0 and not self.shared_is_reduced
-        return is_norm and (is_light or self.is_long_unaligned)
+        return is_norm and (is_light or self.may_load_words_late)
 
     def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
         """Two unaligned rows of so many; None where they are not better than the runtime's
@@ -365,21 +366,23 @@ class Loops:
             return pair
         warps = num_warps(self)
         assert warps is not None
-        return RowProgram(1, warps, self.loads_late, self.maxnreg(warps))
+        return RowProgram(1, warps, self.loads_late, self.sharing_programs(warps))
 
-    def maxnreg(self, num_warps: int) -> int:
+    def sharing_programs(self, num_warps: int) -> int:
         """
-        The registers with which an SM has two programs of eight warps, if a thread would have
-        more of a row of full precision: ptxas takes 129 to 180 for norms of a sum that have
-        more than 6400 columns. Else 0: held to as many, those that take fewer take more.
+        Of an SM, two of eight warps, if a thread would have more registers than that leaves it.
+        ptxas takes 129 to 180 for LayerNorm of 6870 to 8191 columns that stores the sum which
+        it normalizes. Other kernels are not told: those that take fewer would take more.
         """
-        is_full = self.vectors or self.unaligned_bytes > HALF_BYTES
-        if not is_full or num_warps != NUM_WARPS[-1] or self.padded > WIDE_COLUMNS:
+        is_stored = self.again.welford and not self.stores_last
+        is_words = self.unaligned_bytes > HALF_BYTES and self.padded <= WIDE_COLUMNS
+        if not (is_stored and is_words) or num_warps != NUM_WARPS[-1]:
             return 0
-        again, most = self.again, self.registers(RESIDENT_WARPS)
+        again = self.again
         a_column = max(again.column, again.loads) + again.loads / self.vector
         columns = ceildiv(self.rnumel, num_warps * THREADS_PER_WARP)
-        return most if a_column * columns + OTHER_REGISTERS > most else 0
+        takes = a_column * columns + OTHER_REGISTERS
+        return WIDE_PROGRAMS if takes > self.registers(RESIDENT_WARPS) else 0
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
@@ -409,9 +412,9 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     rnumel = int(features.reduction_numel)
     # which nothing asks of a shorter row
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else NOTHING_AGAIN
-    unaligned, vectors = unaligned_bytes(features), has_whole_vectors(features)
+    unaligned = unaligned_bytes(features)
     shared = shared_by_rows(features)
-    vector = vector_columns(features) if unaligned or vectors else 1
+    vector = vector_columns(features) if unaligned else 1
     return Loops(
         rnumel=rnumel,
         streams=loaded.count_per_thread - loaded.count_per_thread_broadcast,
@@ -427,7 +430,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         functions=has_function(features, *OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)),
         branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
-        vectors=vectors,
+        vectors=has_whole_vectors(features),
         stores_last=stores_last,
         across=reads_across_rows(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from .mix_order_trace import Op
 
 
-# Bytes of an element of half types, and of the widest of rows that are loaded a column at a time,
-# if unaligned.
-HALF_BYTES, WORD_BYTES = 2, 4
+# Bytes of an element of half types.
+HALF_BYTES = 2
+# Bytes of the widest elements of rows that a thread loads one or two at a time, if unaligned.
+WORD_BYTES = 4
 ONLINE_SOFTMAX = "online_softmax_reduce"
 
 

@@ -40,13 +40,14 @@ class RowProgram(NamedTuple):
     loads_late: whether what rows share is loaded where it is used, mostly after a reduction,
         and rows that all programs have are not masked. ptxas does not move loads of one mask
         before others, so until they are used they have no registers
-    maxnreg: registers that a thread may have; 0: as many as ptxas takes
+    sharing_programs: those that share the registers of an SM, of which a thread is told its share;
+        0: it is not
     """
 
     rows: int
     num_warps: int
     loads_late: bool = False
-    maxnreg: int = 0
+    sharing_programs: int = 0
 
 
 def whole_rows(kernel: TritonKernel) -> Optional[int]:
@@ -70,7 +71,7 @@ def add_launch_plan(kernel: TritonKernel, inductor_meta: dict[str, Any]) -> None
             rows=program.rows,
             num_warps=program.num_warps,
             whole_programs=whole_rows(kernel) is not None,
-            maxnreg=program.maxnreg,
+            sharing_programs=program.sharing_programs,
         ).add_to(inductor_meta)
     elif kernel.inside_reduction and (loop := loop_config(kernel)):
         LaunchPlan(loop=dataclasses.astuple(loop)).add_to(inductor_meta)

@@ -31,7 +31,8 @@ class LaunchPlan:
     max_xblock: rows that a tile of such a kernel has at most, autotuned or not. By the row
         split.
     sharing_programs: programs that share the registers of an SM, of which a thread is told
-        its share; 0: it is not. By the row split.
+        its share; 0: it is not. By the row split, or by
+        V.choices.persistent_inner_reduction_program.
     row_tiles: (rows, warps, stages) of its tiles, from which autotuning chooses; the first
         one is that of no autotuning. By the row split.
     rows, num_warps: of a program of a persistent inner reduction; 0 warps: the runtime
@@ -41,8 +42,7 @@ class LaunchPlan:
         runtime decides. By V.choices.loop_config.
     tile: (elements of XBLOCK and of YBLOCK, where there is one; warps) of a block
         reduction; None: the runtime decides. By V.choices.block_reduction_tile.
-    maxnreg: registers that a thread may have; 0: as many as ptxas takes. By the tile, or by
-        V.choices.persistent_inner_reduction_program.
+    maxnreg: registers that a thread may have; 0: as many as ptxas takes. By the tile.
     """
 
     num_programs: int = 0
