@@ -1899,6 +1899,15 @@ class PeeledLoopsTest(TestCase):
             self.assertEqual(actual, f(x, mask), atol=1e-4, rtol=1e-4)
             self.assertEqual("R0_WHOLE" in code, peeled)
 
+    @parametrize("columns, peeled", ((8191, True), (8193, False), (9215, False), (9217, True)))
+    def test_welford_of_eight_blocks(self, columns, peeled):
+        """Which LLVM unrolls; nine it does not."""
+        x = torch.randn(3, columns, device=GPU_TYPE, dtype=torch.bfloat16)
+        for f, expected in ((layer_norm, peeled), (half_rms_norm, True)):
+            actual, code = self.compile(f, x)
+            self.assertEqual(actual, f(x), atol=0.05, rtol=0.05)
+            self.assertEqual("R0_WHOLE" in code, expected)
+
     @parametrize("columns", (5120, 5002))
     def test_welford(self, columns):
         """Whose weights would be converted: only for the vectors that a mask takes apart."""

@@ -78,6 +78,8 @@ MAX_ACCESSES = 6
 # Columns of the runtime's block: the compiler sees that no mask is needed where it divides
 # a row. Of a row longer than two of them most is in whole blocks.
 BLOCK = 2048
+# The smallest of its other blocks, and how many of them LLVM unrolls.
+SMALL_BLOCK, UNROLLED = 1024, 8
 # Of long rows, columns of a thread of an online softmax, and warps of its programs that an SM
 # has, as registers allow: of few rows, those of each share them.
 LONG_COLUMNS, LONG_WARPS, MOST_WARPS = 16, 48, 32
@@ -180,7 +182,9 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
     """
     Of a loop over rows. Where each column is loaded by itself with or without a mask, an
     online softmax gains, and loops that load their rows again: both are bound by their
-    instructions. Beside a type of eight bytes the latter wait for memory, and lose.
+    instructions. Beside a type of eight bytes the latter wait for memory, and lose. So does a
+    Welford loop of which LLVM unrolls the whole blocks, and would not all of them: its registers
+    are of twice as many warps.
 
     Where vectors are loaded, a Welford loop gains where a mask would take them apart. Else it
     loses: without a mask its weights depend on nothing that is loaded, so Triton gives them
@@ -191,7 +195,9 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
         return True
     if vector == 1:
         row = looped_rows(features)
-        return row.read_again > 0 and row.widest < 8
+        blocks = row.columns / SMALL_BLOCK
+        is_unrolled = row.welford and UNROLLED < blocks < UNROLLED + 1
+        return row.read_again > 0 and row.widest < 8 and not is_unrolled
     return vector > 1 and (
         largest_divisor(columns, vector) < vector
         or not has_reduction(features, "welford_reduce", "welford_combine")
