@@ -147,12 +147,16 @@ WIDE = (
 class LongRowsTest(TestCase):
     """Rows of more than 1024 columns."""
 
-    def check(self, f, shape, heuristic, count=1, dtype=torch.float32, **options):
-        args = [torch.randn(shape, device=GPU_TYPE).to(dtype) for _ in range(count)]
+    def compile(self, f, args, **options):
         torch._dynamo.reset()
         with inductor_config.patch({**LONG, **options}):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-        found = re.findall(r"@triton_heuristics\.(\w+)\(", "\n".join(code))
+        return actual, "\n".join(code)
+
+    def check(self, f, shape, heuristic, count=1, dtype=torch.float32, **options):
+        args = [torch.randn(shape, device=GPU_TYPE).to(dtype) for _ in range(count)]
+        actual, code = self.compile(f, args, **options)
+        found = re.findall(r"@triton_heuristics\.(\w+)\(", code)
         self.assertEqual(found, [heuristic])
         expect = f(*(arg.double() for arg in args))
         eager = f(*args)
@@ -161,7 +165,7 @@ class LongRowsTest(TestCase):
         ulp = torch.finfo(dtype).eps * expect.norm()
         eager_error = (eager.double() - expect).norm()
         self.assertLessEqual(error, max(2 * eager_error, 2 * ulp))
-        return "\n".join(code)
+        return code
 
     @parametrize("columns, warps", ((1536, 2), (2048, 2), (3200, 4), (8192, 8)))
     def test_warps(self, columns, warps):
@@ -292,14 +296,12 @@ class LongRowsTest(TestCase):
         self.check(softmax_of_floats, (3, 10501), REDUCTION)
 
         def mixed(x, y):
-            return rms_norm(x.bfloat16().float() + y)
+            return rms_norm(x.float() + y)
 
         args = [torch.randn(3, 1237, device=GPU_TYPE) for _ in range(2)]
         args[0] = args[0].bfloat16()
-        torch._dynamo.reset()
-        with inductor_config.patch(LONG):
-            actual, code = run_and_get_code(torch.compile(mixed, fullgraph=True), *args)
-        self.assertIn(f"@triton_heuristics.{PERSISTENT}(", "\n".join(code))
+        actual, code = self.compile(mixed, args)
+        self.assertIn(f"@triton_heuristics.{PERSISTENT}(", code)
         self.assertEqual(actual, mixed(*args))
 
         def in_bytes(x):
@@ -310,10 +312,8 @@ class LongRowsTest(TestCase):
 
         for f in (in_bytes, in_floats):
             x = torch.randint(-9, 10, (3, 5060), device=GPU_TYPE).bfloat16()
-            torch._dynamo.reset()
-            with inductor_config.patch(LONG):
-                actual, code = run_and_get_code(torch.compile(f, fullgraph=True), x)
-            self.assertIn(f"@triton_heuristics.{PERSISTENT}(", "\n".join(code))
+            actual, code = self.compile(f, [x])
+            self.assertIn(f"@triton_heuristics.{PERSISTENT}(", code)
             self.assertEqual(actual, f(x))
 
     def test_unaligned_rows_that_are_not_loaded_again(self):
@@ -330,10 +330,8 @@ class LongRowsTest(TestCase):
             return norm, total
 
         args = [torch.randn(3, columns, device=GPU_TYPE) for _ in range(4)]
-        torch._dynamo.reset()
-        with inductor_config.patch(LONG):
-            actual, code = run_and_get_code(torch.compile(added, fullgraph=True), *args)
-        self.assertEqual("'sharing_programs': 2" in "\n".join(code), shared)
+        actual, code = self.compile(added, args)
+        self.assertEqual("'sharing_programs': 2" in code, shared)
         self.assertEqual(actual, added(*args), atol=1e-5, rtol=1e-5)
 
     def test_rows_that_begin_beside_a_vector(self):
