@@ -49,7 +49,7 @@ def test_models_are_chosen_by_name_and_group():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('group = "both"', "group 'both'; one of tuned, held_out"),
+        ('group = "both"', "group 'both'; one of tuned, held_out, unseen"),
         ('make = "hub.Bert"', "library 'hub'; one of transformers, timm"),
         ('batch = "words"', "batch 'words'"),
         ("depth = 3", "depth"),

@@ -23,7 +23,7 @@ from graft.errors import GraftError, UsageError, nearest
 from graft.places import ROOT
 
 FILE = ROOT / "bench" / "models.toml"
-GROUPS = ("tuned", "held_out")
+GROUPS = ("tuned", "held_out", "unseen")
 LIBRARIES = ("transformers", "timm")
 # Labels that a loss leaves out, as transformers and torch have them.
 _NO_LABEL = -100
