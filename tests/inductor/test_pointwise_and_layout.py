@@ -189,6 +189,16 @@ class RealizeSlowFunctionsTest(TestCase):
         _, code = self.compile(rotary, x, dynamic=dynamic, **{KNOB: False})
         self.assertEqual(len(kernels(code)), 1)
 
+    def test_order_of_reads(self):
+        """A table lies as it is read, whatever the order of what it is computed from."""
+
+        def f(x, angles):
+            return x * angles.t().cos()
+
+        code = self.check(f, self.randn(16, 40, 24), self.randn(24, 40))
+        self.assertEqual(len(kernels(code)), 2)
+        self.assertRegex(code, r"empty_strided_\w+\(\(40, 24\), \(24, 1\)")
+
     def test_tables_of_half_types(self):
         """They are rounded, as in eager mode."""
 

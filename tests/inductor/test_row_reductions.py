@@ -15,7 +15,7 @@ import sympy
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import looped_reduction, persistent_reduction
+from torch._inductor import looped_reduction, persistent_reduction, rows_read_across
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.device_model import DeviceModel
@@ -322,17 +322,28 @@ class LongRowsTest(TestCase):
 
         self.check(scaled, (3, 1237), REDUCTION, 2, torch.bfloat16)
 
-    @parametrize("columns, shared", ((4801, False), (7001, True), (7000, False)))
-    def test_registers_of_a_norm_that_stores_a_sum(self, columns, shared):
+    @parametrize("columns, crowded", ((4801, False), (7001, True), (7000, False), (8000, True)))
+    def test_registers_of_a_norm_that_stores_a_sum(self, columns, crowded):
+        """Its rows are not masked where it would take too many; LayerNorm is told its share."""
+
         def added(x, y, weight, bias):
             total = x + y
             norm = torch.nn.functional.layer_norm(total, x.shape[-1:], weight[0], bias[0])
             return norm, total
 
+        def added_rms(x, y, weight):
+            total = x + y
+            return rms_norm(total) * weight[0], total
+
         args = [torch.randn(3, columns, device=GPU_TYPE) for _ in range(4)]
         actual, code = self.compile(added, args)
-        self.assertEqual("'sharing_programs': 2" in code, shared)
+        self.assertEqual("'sharing_programs': 2" in code, crowded)
+        self.assertEqual("'whole_programs': True" in code, crowded)
         self.assertEqual(actual, added(*args), atol=1e-5, rtol=1e-5)
+        actual, code = self.compile(added_rms, args[:3])
+        self.assertNotIn("'sharing_programs'", code)
+        self.assertEqual("'whole_programs': True" in code, columns == 7001)
+        self.assertEqual(actual, added_rms(*args[:3]), atol=1e-5, rtol=1e-5)
 
     def test_rows_that_begin_beside_a_vector(self):
         def part(x):
@@ -691,10 +702,8 @@ BROADCAST = {
 }
 
 
-@on_cuda
-@instantiate_parametrized_tests
-class BroadcastTest(TestCase):
-    """Rows that are inner by what coalesces, as some of their inputs are broadcast."""
+class BroadcastTestCase(TestCase):
+    """Rows that no split of them helps."""
 
     @property
     def inner_by_itself(self):
@@ -712,6 +721,12 @@ class BroadcastTest(TestCase):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         code = "\n".join(code)
         return actual, code, re.findall(r"@triton_heuristics\.(\w+)\(", code)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class BroadcastTest(BroadcastTestCase):
+    """Rows that are inner by what coalesces, as some of their inputs are broadcast."""
 
     def check(self, f, scores, others):
         actual, code, found = self.compiled(f, scores, *others)
@@ -814,6 +829,155 @@ class BroadcastTest(TestCase):
         args = torch.randn(shape, device=GPU_TYPE), *floats(BATCH, 1, KEYS, 1)
         _, _, found = self.compiled(f, *args)
         self.assertEqual(found, [REDUCTION])
+
+
+def with_bias(x, bias):
+    return torch.softmax(x + bias.transpose(-1, -2), -1)
+
+
+def with_gathered(x, table, index):
+    gathered = torch.gather(table, -1, index.expand_as(x))
+    return torch.softmax(x + gathered.transpose(-1, -2), -1)
+
+
+def with_distances(x, table):
+    """As `with_gathered`, by an index that is computed."""
+    places = torch.arange(x.shape[-1], device=x.device)
+    distances = (places[:, None] - places + 100).clamp(0, 199)
+    return with_gathered(x, table, distances)
+
+
+def scaled_by(x, scale):
+    return rms_norm(x * scale.t())
+
+
+def tokens_first(x, weight, bias):
+    y = x.flatten(2).transpose(1, 2)
+    return torch.nn.functional.layer_norm(y, weight.shape, weight, bias)
+
+
+def added_tokens(x, channels_first):
+    y = x + channels_first.transpose(1, 2)
+    return torch.nn.functional.layer_norm(y, y.shape[-1:]), y
+
+
+def as_parts(x):
+    return x if isinstance(x, tuple) else (x,)
+
+
+# Rows of 136 columns, of which 8 times 132 and more are, for 132 SMs.
+ACROSS = {
+    "bias": (with_bias, lambda: floats(8, 136, 136) + floats(136, 136)),
+    "bias_by_head": (with_bias, lambda: floats(2, 4, 136, 136) + floats(1, 4, 136, 136)),
+    "gathered": (
+        with_gathered,
+        lambda: (
+            *floats(8, 136, 136),
+            *floats(8, 136, 200),
+            torch.randint(200, (1, 136, 136), device=GPU_TYPE),
+        ),
+    ),
+    "distances": (with_distances, lambda: floats(8, 136, 136) + floats(8, 136, 200)),
+    "scaled": (scaled_by, lambda: floats(8, 136, 140) + floats(140, 136)),
+    "tokens_first": (tokens_first, lambda: floats(8, 140, 4, 35) + floats(140) + floats(140)),
+    "added_tokens": (added_tokens, lambda: floats(8, 140, 136) + floats(8, 136, 140)),
+}
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class RowsReadAcrossTest(BroadcastTestCase):
+    """A program has several rows, whose columns are in the same sectors."""
+
+    def check(self, f, args, program, **options):
+        actual, code, found = self.compiled(f, *args, **options)
+        self.assertEqual(found, [PERSISTENT if program else REDUCTION])
+        plan = re.search(r"'rows': (\d), 'num_warps': (\d)", code)
+        self.assertEqual(plan and (int(plan[1]), int(plan[2])), program)
+        expect = f(*(x.double() if x.is_floating_point() else x for x in args))
+        for one, right in zip(as_parts(actual), as_parts(expect), strict=True):
+            tolerance = 0.02 if one.dtype == torch.bfloat16 else 2e-5
+            self.assertEqual(one.double(), right, atol=tolerance, rtol=tolerance)
+
+    @parametrize("name", tuple(ACROSS))
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_forms(self, name, dtype):
+        f, args = ACROSS[name]
+        args = [x.to(dtype) if x.is_floating_point() else x for x in args()]
+        self.check(f, args, (8, 2))
+
+    @parametrize("words, program", ((1, (8, 4)), (3, (8, 4)), (4, (8, 8)), (7, (4, 4)), (8, None)))
+    def test_registers(self, words, program):
+        """A thread has those of 64 columns, or of 32, and an SM two programs."""
+        args = floats(2, 540, 600) + floats(600, 540)
+        with mock.patch.object(rows_read_across, "words_of_column", return_value=words):
+            self.check(with_bias, args, program)
+
+    def test_words(self):
+        words = []
+
+        def counted(features):
+            words.append(count(features))
+            return words[-1]
+
+        count = rows_read_across.words_of_column
+        with mock.patch.object(rows_read_across, "words_of_column", counted):
+            for name in ("bias", "gathered", "tokens_first"):
+                f, args = ACROSS[name]
+                self.compiled(f, *args())
+                # an index of int64 is two
+                expected = {"bias": 2, "gathered": 4, "tokens_first": 1}[name]
+                self.assertEqual({*words}, {expected})
+                words.clear()
+
+    def test_few_rows(self):
+        """Some SMs would have none."""
+        self.check(with_bias, floats(7, 136, 136) + floats(136, 136), None)
+
+    def test_dynamic(self):
+        """Rows by their hint; of how many columns a program has registers, is not known."""
+        x, bias = floats(8, 136, 144) + floats(144, 136)
+        torch._dynamo.mark_dynamic(x, 0)
+        self.check(with_bias, (x, bias), (8, 2))
+        y, bias = floats(8, 136, 144) + floats(144, 136)
+        torch._dynamo.mark_dynamic(y, 2)
+        torch._dynamo.mark_dynamic(bias, 0)
+        self.check(with_bias, (y, bias), None)
+
+    def test_scattered(self):
+        """Atomic additions to a sector would wait for one another."""
+
+        def f(x, index):
+            y = torch.softmax(x, -1)
+            sums = x.new_zeros(8, 136, 200)
+            return y, sums.scatter_add(-1, index.expand_as(x), y.transpose(-1, -2))
+
+        x = floats(8, 136, 136)[0]
+        index = torch.randint(200, (1, 136, 136), device=GPU_TYPE)
+        (_, sums), code, _ = self.compiled(f, x, index)
+        self.assertNotIn("'rows'", code)
+        self.assertEqual(sums.double(), f(x.double(), index)[1], atol=2e-5, rtol=2e-5)
+
+    def test_along_rows(self):
+        """A gather along rows, a row that others share, and what moves by more than an element."""
+        x, table, index = ACROSS["gathered"][1]()
+
+        def gathered(x, table, index):
+            return torch.softmax(x + torch.gather(table, -1, index.expand_as(x)), -1)
+
+        def shared(x, row):
+            return torch.softmax(x + row[0], -1)
+
+        def every_other(x, y):
+            return torch.softmax(x + y[..., ::2], -1)
+
+        for f, *args in (
+            (gathered, x, table, index),
+            (shared, x, table),
+            (every_other, x, *floats(8, 136, 272)),
+        ):
+            _, code, _ = self.compiled(f, *args) if f is not shared else self.compiled(f, x, x)
+            self.assertNotIn("'rows'", code)
 
 
 class PersistentPolicyTest(TestCase):
@@ -1051,23 +1215,30 @@ class PersistentPolicyTest(TestCase):
         self.assertEqual([warps(n, **two) for n in (9001, 16383)], [16, 16])
         self.assertIsNone(warps(16383, **{**two, "loads": 3, "column": 3}))
 
-    def test_programs_that_share_registers(self):
-        """Two of eight warps, of a norm that stores a sum and would take more of them."""
+    def test_crowded_threads(self):
+        """Of eight warps, of a norm that stores a sum and would take more registers than are."""
 
-        def programs(rnumel, num_warps=8, column=3.0, welford=True, **row):
-            again = Again(loads=2, column=column, tiles=1, welford=welford)
-            row = {"unaligned_bytes": 4, **row}
+        def is_crowded(rnumel, num_warps=8, column=3.0, **row):
+            again = Again(loads=2, column=column, tiles=1, welford=True)
+            row = {"unaligned_bytes": 4, "sums": True, **row}
             norm = Loops(rnumel, 4, 2, False, again=again, **row)
-            return norm.sharing_programs(num_warps)
+            return norm.is_crowded(num_warps)
 
-        # of a column three live values, two loads and their addresses, or one for two columns
-        self.assertEqual([programs(n) for n in (5120, 5121, 8191, 8193)], [0, 2, 2, 0])
-        self.assertEqual([programs(n, vector=2) for n in (6398, 6402)], [0, 2])
-        self.assertEqual(programs(8191, num_warps=4), 0)
-        self.assertEqual(programs(8191, welford=False), 0)
-        self.assertEqual(programs(8191, stores_last=True), 0)
-        self.assertEqual(programs(8191, unaligned_bytes=2), 0)
-        self.assertEqual(programs(4097, registers_per_sm=32768), 2)
+        # of a column three live values, two loads and their addresses, or one for some columns
+        widths = 5120, 5121, 8191, 8193
+        self.assertEqual([*map(is_crowded, widths)], [False, True, True, False])
+        self.assertFalse(is_crowded(6398, vector=2))
+        self.assertTrue(is_crowded(6402, vector=2))
+        aligned = {"unaligned_bytes": 0, "vectors": True, "vector": 4}
+        self.assertFalse(is_crowded(7168, **aligned))
+        self.assertTrue(is_crowded(7424, **aligned))
+        self.assertFalse(is_crowded(6400, column=2.0))
+        self.assertTrue(is_crowded(6401, column=2.0))
+        self.assertFalse(is_crowded(8191, num_warps=4))
+        self.assertFalse(is_crowded(8191, sums=False))
+        self.assertFalse(is_crowded(8191, stores_last=True))
+        self.assertFalse(is_crowded(8191, unaligned_bytes=2))
+        self.assertTrue(is_crowded(4097, registers_per_sm=32768))
 
     def test_what_loops_do_again(self):
         """By the operations: y = f(x), y * g(sum(y)) computes f twice, and g once."""

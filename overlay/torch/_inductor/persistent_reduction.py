@@ -13,15 +13,13 @@ what the loops do again, of the kernel's operations: functions of each element, 
 divisions of Welford's algorithm, or loads of several tensors.
 
 Of rows of words or half types that begin within a vector, a thread loads one column at a
-time, or a few. To load such a row again is as many instructions again.
+time, or a few. To load such a row again is as many instructions again. What every thread would
+have beyond the row is left out, so that it has its share of the row's columns.
 
-What every thread would have beyond the row is left out, so that it has its share of the row's
-columns, not of the padded ones.
-
-A program has one row, or two unaligned ones that share a weight: it is loaded once for both,
-and threads have as many columns in flight with half of the warps to wait for. What such rows
-share is loaded where it is used, mostly after the reductions. Loaded a column at a time beside
-the rows, it would have a register for each column until then.
+A program has one row, some that are read across, or two unaligned ones that share a weight: it
+is loaded once for both, and threads have as many columns in flight with half of the warps to wait
+for. What such rows share is loaded where it is used, mostly after the reductions. Loaded a column
+at a time beside the rows, it would have a register for each column until then.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ from .repeated_passes import Again, FUNCTIONS, NOTHING_AGAIN, ROOTS, WIDE_WARPS
 from .row_accesses import (
     BRANCHING_FUNCTIONS,
     bytes_of_row,
+    HALF_BYTES,
     has_function,
     has_online_softmax,
     has_reduction,
-    HALF_BYTES,
     has_whole_vectors,
     is_reduced,
     largest_divisor,
@@ -49,6 +47,7 @@ from .row_accesses import (
     vector_columns,
 )
 from .row_program import RowProgram, UPSTREAM_COLUMNS
+from .rows_read_across import rows_together
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
@@ -67,10 +66,11 @@ NUM_WARPS = (1, 2, 4, 8)
 # fewer the warps wait at barriers for what they do in no time.
 COLUMNS_PER_THREAD = 32
 # Of an unaligned row, where more warps would wait longer: in a norm with two reductions that
-# depend on each other, and beyond eight warps. Of full precision these are three, and half the
-# warps are better only if that leaves one, which waits for none.
+# depend on each other, and beyond eight warps. Such a norm of full precision has three, as its
+# mean is corrected, and half the warps are better only if that leaves one, which waits for none.
 UNALIGNED_COLUMNS_PER_THREAD = 64
-# Of words: of a softmax or a LayerNorm with 42 ptxas takes 166 registers.
+# Of words, unless the row is by itself on its SM: of a softmax or a LayerNorm with 42 ptxas
+# takes 166 registers.
 UNALIGNED_WORDS_PER_THREAD = 41
 # What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
 # so many columns of them (``_persistent_reduction_configs``).
@@ -133,8 +133,9 @@ class Loops:
     online_softmax: whether a loop has the maximum and the sum of exponentials
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
+    together: the program of several rows that are read across
     again: what more than one loop does
-    vector: of a row that begins within one, adjacent columns that a thread loads at once
+    vector: adjacent columns that a thread loads at once, of ``unaligned_bytes`` or ``vectors``
     unaligned_bytes: of an element of the rows that are loaded, if all begin within a vector; or 0
     shared: streams that every row loads
     shared_is_reduced: whether a reduction needs one of those
@@ -153,6 +154,7 @@ class Loops:
     online_softmax: bool
     plain: bool = False
     across: bool = False
+    together: Optional[RowProgram] = None
     again: Again = NOTHING_AGAIN
     vector: int = 1
     unaligned_bytes: int = 0
@@ -248,7 +250,7 @@ class Loops:
         """Whether a row of more than 4096 columns is, and is better held than looped; or an
         unaligned one that loads operands late, by itself on its SM."""
         threads = WIDE_WARPS * THREADS_PER_WARP
-        if self.loads_late and self.may_load_words_late and self.padded > WIDE_COLUMNS:
+        if self.loads_words_late and self.padded > WIDE_COLUMNS:
             takes = self.takes_unaligned(ceildiv(self.rnumel, threads))
             return takes <= self.registers(WIDE_WARPS)
         columns = ceildiv(self.padded, threads)
@@ -270,7 +272,7 @@ class Loops:
         """Whether an unaligned row is, by eight warps at most: up to ``WIDE_COLUMNS``, beyond
         them if words have operands loaded late, and where loops do more than load one tensor
         again, and ``WIDE_WARPS`` do not hold it."""
-        if self.padded <= WIDE_COLUMNS or (self.loads_late and self.may_load_words_late):
+        if self.padded <= WIDE_COLUMNS or self.loads_words_late:
             return True
         return not self.is_held_by_what_is_live and (
             self.computes_again
@@ -292,20 +294,23 @@ class Loops:
         the warps wait for a reduction, and of its loads, each an address. Beyond
         ``WIDE_COLUMNS`` a column's loads follow each other, if that takes less.
         """
-        again, loads = self.again, self.again.loads
-        a_column = max(again.tiles, loads) + loads / self.vector
+        a_column = self.registers_of_column(self.again.tiles)
         if self.padded > WIDE_COLUMNS:
-            a_column = min(a_column, again.column + 1 / self.vector)
+            a_column = min(a_column, self.again.column + 1 / self.vector)
         return a_column * columns + OTHER_REGISTERS
+
+    def registers_of_column(self, live: int) -> float:
+        """With so many ``live``, or with what is loaded again, and with the loads' addresses."""
+        loads = self.again.loads
+        return max(live, loads) + loads / self.vector
 
     def is_held_by(self, num_warps: int) -> bool:
         """
-        Whether so many warps hold the row at once, by what it loads, and beside others on
-        their SM; an unaligned row, by what it loads again or what is live at its reductions,
-        and by themselves where loops only load it again. Of words, one warp and eight hold what
-        either count lets them, and two or four as much as of an aligned row: twice as many are
-        as fast or faster. Little is gained where loops do no more again: there a thread has
-        padding as well.
+        Whether so many warps hold the row at once, by what it loads, beside others on their SM;
+        an unaligned row, by what it loads again or what is live at its reductions, and by
+        itself where loops only load it again. Of words, one warp and eight hold what either
+        count lets them, and two or four as much as of an aligned row: twice as many are as fast.
+        Where loops do no more again little is gained, and a thread has padding as well.
         """
         threads = num_warps * THREADS_PER_WARP
         paid = self.unaligned or self.does_more_again
@@ -335,9 +340,12 @@ class Loops:
         is_norm = self.sums and self.shared > 0 and not self.shared_is_reduced
         return is_norm and (is_light or self.may_load_words_late)
 
+    @property
+    def loads_words_late(self) -> bool:
+        return self.loads_late and self.may_load_words_late
+
     def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
-        """Two unaligned rows of so many; None where they are not better than the runtime's
-        of short rows, or than one of longer ones."""
+        """Two unaligned rows of so many; None where one, or the runtime's, are as good."""
         if not self.is_half_unaligned or not V.graph.sizevars.statically_known_geq(
             rows, FEW_ROWS
         ):
@@ -362,27 +370,28 @@ class Loops:
 
     def program(self, rows: sympy.Expr) -> RowProgram:
         """Of so many rows, which are held."""
-        if pair := self.pair(rows):
-            return pair
+        if program := self.together or self.pair(rows):
+            return program
         warps = num_warps(self)
         assert warps is not None
-        return RowProgram(1, warps, self.loads_late, self.sharing_programs(warps))
+        crowded = self.is_crowded(warps)
+        sharing = WIDE_PROGRAMS if crowded and self.again.welford else 0
+        return RowProgram(1, warps, self.loads_late, crowded, sharing)
 
-    def sharing_programs(self, num_warps: int) -> int:
+    def is_crowded(self, num_warps: int) -> bool:
         """
-        Of an SM, two of eight warps, if a thread would have more registers than that leaves it.
-        ptxas takes 129 to 180 for LayerNorm of 6870 to 8191 columns that stores the sum which
-        it normalizes. Other kernels are not told: those that take fewer would take more.
+        Whether a thread of a norm of words that stores the sum which it normalizes would have
+        more registers than two programs of eight warps leave it. ptxas takes 158 of an odd
+        RMSNorm whose rows are masked, and 80 where not; 129 to 180 of LayerNorm, which is told
+        its share.
         """
-        is_stored = self.again.welford and not self.stores_last
-        is_words = self.unaligned_bytes > HALF_BYTES and self.padded <= WIDE_COLUMNS
-        if not (is_stored and is_words) or num_warps != NUM_WARPS[-1]:
-            return 0
-        again = self.again
-        a_column = max(again.column, again.loads) + again.loads / self.vector
+        is_words = self.vectors or self.unaligned_bytes > HALF_BYTES
+        stores_sum = self.sums and not self.stores_last and self.padded <= WIDE_COLUMNS
+        if not (stores_sum and is_words) or num_warps != NUM_WARPS[-1]:
+            return False
         columns = ceildiv(self.rnumel, num_warps * THREADS_PER_WARP)
-        takes = a_column * columns + OTHER_REGISTERS
-        return WIDE_PROGRAMS if takes > self.registers(RESIDENT_WARPS) else 0
+        a_column = self.registers_of_column(self.again.column)
+        return a_column * columns + OTHER_REGISTERS > self.registers(RESIDENT_WARPS)
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
@@ -390,9 +399,10 @@ class Loops:
         columns, has some for few rows, and a warp for 1024 columns of others, if that
         holds them.
         """
+        if self.padded < TUNED_COLUMNS or self.together is not None:
+            return self.padded < TUNED_COLUMNS
         return (
-            next_power_of_2(self.rnumel) < TUNED_COLUMNS
-            or not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
+            not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
             or self.takes(UNTUNED_COLUMNS // 32) <= self.registers(RESIDENT_WARPS)
         )
 
@@ -414,7 +424,8 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else NOTHING_AGAIN
     unaligned = unaligned_bytes(features)
     shared = shared_by_rows(features)
-    vector = vector_columns(features) if unaligned else 1
+    vectors = has_whole_vectors(features)
+    vector = vector_columns(features) if unaligned or vectors else 1
     return Loops(
         rnumel=rnumel,
         streams=loaded.count_per_thread - loaded.count_per_thread_broadcast,
@@ -430,15 +441,19 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         functions=has_function(features, *OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)),
         branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
-        vectors=has_whole_vectors(features),
+        vectors=vectors,
         stores_last=stores_last,
         across=reads_across_rows(features),
+        together=rows_together(features),
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
 
 
 def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """Of rows of up to 1024 columns that are inner by their hints; None: the runtime decides."""
+    is_tuned = V.graph.sizevars.statically_known_leq(features.reduction_numel, TUNED_COLUMNS // 2)
+    if not is_tuned and (program := rows_together(features)):
+        return program
     row = loops(features) if 0 < unaligned_bytes(features) <= HALF_BYTES else None
     return row.pair(features.numel) if row else None
 
@@ -448,12 +463,14 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     Why a kernel of rows beyond 1024 columns, or of shorter ones that are inner by their
     accesses alone, is looped; None when it is persistent.
     """
-    if row.across:
+    if row.across and row.together is None:
         return "a program of one row reads across the rows"
     if row.rnumel > max_rnumel:
         return f"{row.rnumel} columns are more than {max_rnumel}"
     if row.loops < 2 and not row.online_softmax:
         return "one loop does all"
+    if row.together is not None:
+        return None
     padded = row.padded
     is_long = row.rnumel > UPSTREAM_COLUMNS
     is_light = row.plain if is_long and row.streams > 1 else row.narrows

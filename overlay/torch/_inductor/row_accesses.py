@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import sympy
 
 from torch.utils._ordered_set import OrderedSet
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.functions import FloorDiv, Max, Min, ModularIndexing
 
 from .dependencies import MemoryDep
 from .mix_order_accesses import accessed_numel
+from .utils import sympy_product
 from .vector_width import accesses, aligned_columns, VECTOR_BYTES
 from .virtualized import V
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 HALF_BYTES = 2
 # Bytes of the widest elements of rows that a thread loads one or two at a time, if unaligned.
 WORD_BYTES = 4
+# Strides of what is read in order, or backwards.
+ADJACENT = (1, -1)
+# as symbolic shapes have them, and as index expressions do
+BOUNDS = (Max, Min, sympy.Max, sympy.Min)
 ONLINE_SOFTMAX = "online_softmax_reduce"
 
 
@@ -193,38 +198,56 @@ def has_rows_of_full_precision(features: SIMDKernelFeatures) -> bool:
 
 
 def reads_across_rows(features: SIMDKernelFeatures) -> bool:
-    """
-    Whether an input has a value for each row and column, and adjacent ones are of other
-    rows. A program of one row loads a sector of memory for each column of it, which those
-    of the rows beside it load again.
-    """
-    return any(
-        lies_across(dep) and is_of_rows(features, dep) for dep in loaded(features)
-    )
+    """Whether adjacent elements of an input are of adjacent rows, or it is gathered at a stride
+    of the columns."""
+    return any(lies_across(features, dep) for dep in loaded(features))
 
 
-def lies_across(dep: MemoryDep) -> bool:
+def lies_across(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
     """
     Whether adjacent elements of ``dep`` are not those of adjacent columns, the innermost
-    variable, but of another's.
+    variable, but of another's; or of an index that is loaded.
     """
     *others, columns = dep.ranges or (None,)
     index = nearby(dep.index)
-    return index.coeff(columns) not in (0, 1) and any(
-        index.coeff(var) == 1 for var in others
-    )
+    if index.coeff(columns) in (0, *ADJACENT):
+        return False
+    if dep.is_indirect():  # which has the columns' variable if it has all that there are
+        return V.graph.sizevars.statically_known_equals(
+            sympy_product(dep.ranges.values()), features.numel * features.reduction_numel
+        )
+    return any(index.coeff(var) in ADJACENT for var in others)
 
 
 def nearby(index: sympy.Expr) -> sympy.Expr:
     """
-    ``index`` where no quotient changes and no remainder begins anew, as of most elements and
-    those beside them: a part of a concatenation, or of a padded tensor, has both.
+    ``index`` where no quotient changes, no remainder begins anew and nothing is clamped, as of
+    most elements and those beside them: a part of a concatenation, or of a padded tensor, has
+    quotients and remainders, and a table of distances has bounds.
     """
+    index = index.replace(lambda each: isinstance(each, BOUNDS), unclamped)
     index = index.replace(
         ModularIndexing,
         lambda base, divisor, _: base if divisor == 1 else sympy.S.Zero,
     )
     return index.replace(FloorDiv, lambda *_: sympy.S.Zero).expand(identity=True)
+
+
+def is_read_both_ways(features: SIMDKernelFeatures) -> bool:
+    """Whether rows are read across, and no less is read and written along them."""
+    scores = features.tiling_scores
+    return (
+        bool(scores)
+        and scores.keys() == {"x", "r0_"}
+        and scores["r0_"] >= scores["x"]
+        and reads_across_rows(features)
+    )
+
+
+def unclamped(bounded: sympy.Expr) -> sympy.Expr:
+    """What a maximum or a minimum bounds, if that is one expression with variables."""
+    inner = [arg for arg in bounded.args if arg.free_symbols]
+    return inner[0] if len(inner) == 1 else bounded
 
 
 def row_passes(ops: Sequence[Op]) -> list[OrderedSet[int]]:

@@ -37,9 +37,10 @@ class RowProgram(NamedTuple):
     """
     The rows of a program that holds them at once, and its warps.
 
-    loads_late: whether what rows share is loaded where it is used, mostly after a reduction,
-        and rows that all programs have are not masked. ptxas does not move loads of one mask
-        before others, so until they are used they have no registers
+    loads_late: whether what rows share is loaded where it is used, mostly after a reduction.
+        ptxas does not move loads of one mask before others, so until they are used they have
+        no registers
+    unmasked: whether rows that all programs have are not masked, as they are not if loaded late
     sharing_programs: those that share the registers of an SM, of which a thread is told its share;
         0: it is not
     """
@@ -47,6 +48,7 @@ class RowProgram(NamedTuple):
     rows: int
     num_warps: int
     loads_late: bool = False
+    unmasked: bool = False
     sharing_programs: int = 0
 
 
@@ -61,7 +63,9 @@ def whole_rows(kernel: TritonKernel) -> Optional[int]:
         or config.max_autotune_pointwise
         or config.coordinate_descent_tuning
     )
-    return program.rows if program and program.loads_late and not autotuned else None
+    if program is None or autotuned or not (program.loads_late or program.unmasked):
+        return None
+    return program.rows
 
 
 def add_launch_plan(kernel: TritonKernel, inductor_meta: dict[str, Any]) -> None:

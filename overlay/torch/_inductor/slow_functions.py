@@ -12,7 +12,7 @@ in int64, and a load that is not coalesced.
 
 from __future__ import annotations
 
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 from unittest import mock
 
 import sympy
@@ -79,15 +79,14 @@ def realize_slow_functions(x: TensorBox, uses: int) -> None:
         and (computes_slow_function(box.data) or gathers_along_rows(x))
     ):
         box.realize()
-        order = permuted_order(x)
-        if order is not None:
-            box.freeze_layout_with_fill_order(order)
+        box.freeze_layout_with_fill_order(order_of_reads(x))
 
 
-def permuted_order(x: TensorBox) -> Optional[list[int]]:
+def order_of_reads(x: TensorBox) -> list[int]:
     """
-    The dimensions of what ``x`` is a view of, the one that the innermost dimension of ``x``
-    moves along first, so that what reads the view is coalesced. None if they are so.
+    The dimensions of what ``x`` is, or is a view of, the one that the innermost dimension of
+    ``x`` moves along first. What reads it is coalesced so, which is more than what computes it:
+    the angles of rotary embeddings are a matrix product, transposed.
     """
     from .ir import BaseView
 
@@ -105,8 +104,6 @@ def permuted_order(x: TensorBox) -> Optional[list[int]]:
     dimensions = [*reversed(range(len(places)))]
     moved = [each for each in dimensions if innermost(each) >= 0]
     order = sorted(moved, key=innermost, reverse=True)
-    if order == moved:
-        return None
     return order + [each for each in dimensions if each not in moved]
 
 
