@@ -133,6 +133,47 @@ def test_other_code_does_not(root: Path, compared: Counter[str], kind: str) -> N
     assert not publish.state(parts.load(root).parts[0], NOW, root).fresh
 
 
+def test_points_with_the_same_code_are_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch, compared: Counter[str]
+) -> None:
+    """Where others have not, publish goes on with them; and a page says of which stack they are."""
+    (norms, *_) = parts.load(root).parts
+    data = json.loads((root / norms.result).read_text())
+    data["rows"] = [{**data["rows"][0], "shape": [8, columns]} for columns in (8, 16, 32)]
+    (root / norms.result).write_text(json.dumps(data))
+    monkeypatch.setattr(carrying, "listed", lambda group: ["points/norms/rms_norm"] * 3)
+    other = same_code.Difference("points/norms/rms_norm/8x16/bf16", "H200", "different", (), ())
+    found = SimpleNamespace(
+        counts={("points", "H200"): Counter(same=2, different=1)}, differences=[other]
+    )
+    monkeypatch.setattr(same_code, "compare", lambda *_, **__: found)
+    said: list[str] = []
+    with pytest.raises(GraftError, match="other code: norms"):
+        carrying.carry("HEAD~1", root, ["norms"], say=said.append, root=root)
+    assert "norms: 2 of 3 points need not be measured anew" in said
+    state = publish.state(norms, NOW, root)
+    assert not state.fresh
+    assert str(state).endswith("; of a new one 2 rows")
+    begun = publish.folder(root) / "norms.json"
+    rows = results.load(begun)["rows"]
+    assert [row["shape"] for row in rows] == [[8, 8], [8, 32]]
+    assert {row["measured"]["stack"] for row in rows} == {BEFORE}
+    # which is kept from one stack to the next
+    whole = results.load(begun) | {"date": "2026-11-29", "complete": True}
+    whole["rows"].append({**data["rows"][1]})
+    results.save(whole, root / norms.result)
+    assert provenance.stamp(root / norms.result, root) == (
+        f"Stack {NOW[:12]}, 2026-11-29; 2 points {BEFORE[:12]}, 2026-11-24, with the same code"
+    )
+    of_one = provenance.of_one(NOW, [root / norms.result])
+    assert of_one == (
+        f"Stack {NOW[:12]}, or an earlier one that generates the same code; "
+        "measured 2026-11-24 and 2026-11-29"
+    )
+    publish.begin(norms, whole, whole["rows"][::2], OTHER, root)
+    assert [row["measured"]["stack"] for row in results.load(begun)["rows"]] == [BEFORE, NOW]
+
+
 def test_what_measures_them_anew(
     root: Path, compared: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

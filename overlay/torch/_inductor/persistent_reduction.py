@@ -299,7 +299,7 @@ class Loops:
             a_column = min(a_column, self.again.column + 1 / self.vector)
         return a_column * columns + OTHER_REGISTERS
 
-    def registers_of_column(self, live: int) -> float:
+    def registers_of_column(self, live: float) -> float:
         """With so many ``live``, or with what is loaded again, and with the loads' addresses."""
         loads = self.again.loads
         return max(live, loads) + loads / self.vector

@@ -30,7 +30,7 @@ def stamp(path: Path, root: Path) -> str:
     """
     stacks: list[str] = []
     same: str | None = None
-    date = pin = ""
+    date = pin = points = ""
     if ".jsonl" not in path.name:
         try:
             data = json.loads(results.read_text(path))
@@ -39,6 +39,9 @@ def stamp(path: Path, root: Path) -> str:
         found = data.get("stack_hash") or data.get("stack")
         stacks, date = [found] if found else [], data.get("date", "")
         same = carried.stack(path, found, root) if found else None
+        for stack, day in results.earlier(data).items() if found else ():
+            of_it = sum(row.get("measured", {}).get("stack") == stack for row in data["rows"])
+            points += f"; {of_it} points {stack[:12]}, {day[:10]}, with the same code"
         # a table may have results of several pins: those of another than the default one say so
         if data.get("pin") != DEFAULT_PIN:
             pin = data.get("pin", "")
@@ -49,6 +52,7 @@ def stamp(path: Path, root: Path) -> str:
     word = "Stack" if len(stacks) == 1 else "Stacks"
     names = " and ".join(stack[:12] for stack in stacks)
     said = ", ".join(filter(None, (f"{word} {names}" if names else "", pin, date[:10])))
+    said += points
     return f"{said} (the same code in {same[:12]})" if same else said
 
 
@@ -56,11 +60,17 @@ def of_one(stack: str, paths: Iterable[Path]) -> str:
     """`Stack 12a33358d1b3; measured 2026-11-20`: of results that are all of `stack`, or of stacks
     with the same code."""
     found = [results.load(path) for path in paths]
-    days = dict.fromkeys(sorted(each["date"][:10] for each in found))
+    before = {hash: day for each in found for hash, day in results.earlier(each).items()}
+    days = dict.fromkeys(sorted(day[:10] for day in (*before.values(), *_days(found))))
     said = f"Stack {stack[:12]}"
-    if any(each["stack_hash"] != stack for each in found):
+    if before or any(each["stack_hash"] != stack for each in found):
         said += ", or an earlier one that generates the same code"
     return f"{said}; measured {' and '.join(days)}"
+
+
+def _days(found: Iterable[results.Result]) -> list[str]:
+    """Of the results that have points of their own stack."""
+    return [each["date"] for each in found if any("measured" not in row for row in each["rows"])]
 
 
 def cited(text: str, root: Path) -> Iterator[Path]:

@@ -82,6 +82,24 @@ def state(part: Part, stack_hash: str, root: Path = ROOT) -> State:
     return State(part, shown, under_way, bool(shown and shown.is_of(stack_hash)))
 
 
+def begin(
+    part: Part,
+    measured: results.Result,
+    rows: Sequence[results.Row],
+    stack_hash: str,
+    root: Path = ROOT,
+) -> None:
+    """Begin a run of `part` with `rows` of the result `measured`, whose code is that of the stack.
+
+    Each says of which stack and day it is. What was under way of another run is forgotten.
+    """
+    of = {"stack": measured["stack_hash"], "date": measured["date"]}
+    kept = [{**row, "measured": row.get("measured", of)} for row in rows]
+    _forget(_work(part, root))
+    begun = {**measured, "stack_hash": stack_hash, "complete": False, "rows": kept}
+    results.save(begun, _work(part, root))
+
+
 def choose(names: Sequence[str], published: parts.Published) -> list[Part]:
     """The parts called `names`, in the order of the list; all without a name.
 

@@ -11,6 +11,7 @@ A result file is one JSON object, a row a line:
 - `rows`: case, group, shape, dtype, gpu, `bytes` that must move, `limit_us` (bytes over the copy
   bandwidth), `times` by label, `speedup` by label over the first contender (spread over rounds),
   for a training step `generated` (`graft.bench.kernel_groups`);
+  of a point of an earlier stack with the same code `measured`: its `stack` and `date`;
 - a time: `us` (median, q1, q3, n), `sol` (limit over median), `kernels`, `memops`, `mix_order`,
   `generated_kernels`, `code` (a hash of what was compiled), `compile_s`, `peak_bytes`, `outputs`
   (errors), for a training step `triton_us` and `rest_us`, `launched_us` (as the host launches it),
@@ -72,6 +73,12 @@ def name(path: Path) -> str:
 def key(row: Row) -> str:
     """The point of a row, as `graft.bench.plan.Point.key` writes it."""
     return f"{row['case']} {shapes.text(tuple(row['shape']))} {row['dtype']}"
+
+
+def earlier(data: Result) -> dict[str, str]:
+    """The stacks that points of a result were measured with before, and their days."""
+    found = (row["measured"] for row in data.get("rows", ()) if "measured" in row)
+    return {of["stack"]: of["date"] for of in found}
 
 
 def load(path: Path) -> Result:

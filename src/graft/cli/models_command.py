@@ -15,7 +15,9 @@ from graft.errors import GraftError, UsageError
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--group", type=click.Choice(["tuned", "held_out", "unseen"]), help="One group alone.")
+@click.option(
+    "--group", type=click.Choice(["tuned", "held_out", "unseen"]), help="One group alone."
+)
 @click.option("--list", "list_only", is_flag=True, help="List the models.")
 @click.option(
     "--kernels",

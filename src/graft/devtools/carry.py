@@ -5,6 +5,9 @@ all of its points have the same code on both, to the letter, for the GPU that th
 form codegen hands its decisions to the heuristics does not count: the configurations, grids and
 compile options that these choose do. Models, and cases, of a library that is not here are not
 compared.
+
+Of a part of `bench/publish.toml` some of whose points have other code, those that have the same
+become a run that was cut: `graft bench publish` goes on with it, and measures the others.
 """
 
 from __future__ import annotations
@@ -89,11 +92,23 @@ def carry(
         else:
             other[part.name if part else name] = part, data
             said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-            items = ", ".join(each.item.partition("/")[2] for each in found.differences)
-            say(f"{name}: {said}: {items}")
+            items = {each.item for each in found.differences}
+            say(f"{name}: {said}: {', '.join(each.partition('/')[2] for each in items)}")
+            same = [row for row in data["rows"] if _item(name, row, of_models) not in items]
+            if part and same and len(items) == counts.total() - counts["same"]:
+                publish.begin(part, data, same, now.hash, root)
+                say(f"{name}: {len(same)} of {points} points need not be measured anew")
     publish.write_tables(root, say)
     if other:
         raise GraftError(f"other code: {' '.join(other)}", _again(other.values(), built.prefix))
+
+
+def _item(name: str, row: results.Row, of_models: bool) -> str:
+    """What `graft.devtools.codes` calls a row of the result `name`."""
+    if of_models:
+        return f"{MODELS}/{row['case']}"
+    shape = "x".join(map(str, row["shape"]))
+    return f"{POINTS}/{name}/{row['case']}/{shape}/{row['dtype']}"
 
 
 def _chosen(

@@ -1,0 +1,170 @@
+"""Softmaxes and norms of rows that are read across: what is adjacent is of adjacent rows.
+
+A transposed bias, a gather for each key as in DeBERTa, tokens out of channels first.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from graft.cases import Case
+from graft.cases.scaled import matrix, two
+
+SHAPES = {
+    "default": [(192, 512, 512)],
+    "suite": [
+        (192, 512, 512),
+        (24, 1024, 1024),
+        (6, 2048, 2048),
+        (96, 256, 256),
+        (100, 384, 384),
+        (768, 197, 197),
+        (50, 641, 641),
+        (60, 777, 777),
+        (800, 128, 128),
+        (4, 300, 300),
+        (1, 1500, 1500),
+        (3, 512, 512),
+    ],
+}
+TOKENS = {
+    "default": [(64, 196, 768)],
+    "suite": [
+        (64, 196, 768),
+        (16, 1024, 1024),
+        (64, 600, 640),
+        (8, 3000, 1536),
+        (2, 577, 1024),
+        (128, 49, 384),
+        (16, 4096, 256),
+    ],
+}
+
+
+def transposed_bias(scores, bias):
+    """A bias of each pair of positions, the other way round."""
+    return torch.softmax(scores + bias.t(), -1)
+
+
+def disentangled(scores, by_query, by_key, query_index, key_index):
+    """DeBERTa's: a score for the distance by what asks, and one by what is asked."""
+    c2p = torch.gather(by_query, -1, query_index.expand_as(scores))
+    p2c = torch.gather(by_key, -1, key_index.expand_as(scores)).transpose(-1, -2)
+    return torch.softmax(scores + c2p * 0.07 + p2c * 0.07, -1)
+
+
+def distance_bias(scores, by_key):
+    """The same by key alone, and an index that is computed."""
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    index = (places[:, None] - places + len(places)).clamp(0, 2 * len(places) - 1)
+    p2c = torch.gather(by_key, -1, index.expand_as(scores)).transpose(-1, -2)
+    return torch.softmax(scores + p2c, -1)
+
+
+def transposed_scores(scores, others):
+    return torch.softmax(scores + others.transpose(-1, -2), -1)
+
+
+def tokens_norm(x, weight, bias):
+    """[batch, channels, tokens], normalized over the channels, tokens first."""
+    return F.layer_norm(x.transpose(1, 2), weight.shape, weight, bias)
+
+
+def mixed_tokens(x, mixed, weight, bias):
+    """MLP-Mixer's: what tokens were mixed to is added, and both are kept."""
+    y = x + mixed.transpose(1, 2)
+    return F.layer_norm(y, weight.shape, weight, bias), y
+
+
+def _tables(shape, dtype, device):
+    """Of each sequence, [length, 2 * length]."""
+    batch, length, _ = shape
+    return matrix((batch, length, 2 * length), dtype, device)
+
+
+def bias_inputs(shape, dtype, device):
+    return *matrix(shape, dtype, device), *matrix(shape[1:], dtype, device)
+
+
+def disentangled_inputs(shape, dtype, device):
+    length = shape[-1]
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places
+    indices = (distance + length)[None], (length - distance).clamp(max=2 * length - 1)[None]
+    tables = _tables(shape, dtype, device) + _tables(shape, dtype, device)
+    return *matrix(shape, dtype, device), *tables, *indices
+
+
+def distance_inputs(shape, dtype, device):
+    return *matrix(shape, dtype, device), *_tables(shape, dtype, device)
+
+
+def tokens_inputs(shape, dtype, device):
+    batch, tokens, channels = shape
+    parameters = (torch.randn(channels, dtype=dtype, device=device) for _ in range(2))
+    return *matrix((batch, channels, tokens), dtype, device), *parameters
+
+
+def mixed_inputs(shape, dtype, device):
+    return *matrix(shape, dtype, device), *tokens_inputs(shape, dtype, device)
+
+
+def _bytes(tensors, tables, biases, indices, parameters, shape, dtype):
+    """So many tensors of the shape, of which a table, gathered, is one; the rest is shared."""
+    batch, rows, columns = shape
+    values = (tensors + tables) * batch * rows * columns + biases * rows * columns
+    return (values + parameters * columns) * dtype.itemsize + 8 * indices * rows * columns
+
+
+def _case(name, summary, fn, inputs, *moved, shapes=SHAPES):
+    moved = functools.partial(_bytes, *moved)
+    return Case(name, summary, fn, inputs, shapes, ("bf16", "fp32"), moved)
+
+
+CASES = [
+    _case(
+        "transposed_bias_softmax",
+        "softmax of scores with a bias of pairs of positions, transposed",
+        transposed_bias,
+        bias_inputs,
+        *(2, 0, 1, 0, 0),
+    ),
+    _case(
+        "disentangled_softmax",
+        "softmax of scores with those gathered by query and by key, as DeBERTa's",
+        disentangled,
+        disentangled_inputs,
+        *(2, 2, 0, 2, 0),
+    ),
+    _case(
+        "distance_bias_softmax",
+        "softmax of scores with one gathered by key and distance",
+        distance_bias,
+        distance_inputs,
+        *(2, 1, 0, 0, 0),
+    ),
+    _case(
+        "transposed_scores_softmax",
+        "softmax of scores and of others transposed",
+        transposed_scores,
+        two,
+        *(3, 0, 0, 0, 0),
+    ),
+    _case(
+        "tokens_norm",
+        "layer norm over the channels of what has them first, tokens first",
+        tokens_norm,
+        tokens_inputs,
+        *(2, 0, 0, 0, 2),
+        shapes=TOKENS,
+    ),
+    _case(
+        "mixed_tokens_norm",
+        "MLP-Mixer's residual of mixed tokens, and the layer norm of it",
+        mixed_tokens,
+        mixed_inputs,
+        *(4, 0, 0, 0, 2),
+        shapes=TOKENS,
+    ),
+]
