@@ -8,6 +8,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
+from graft.bench.autograd import Backward
 from graft.cases import Case
 from graft.cases.scaled import matrix, two
 
@@ -77,6 +78,11 @@ def mixed_tokens(x, mixed, weight, bias):
     return F.layer_norm(y, weight.shape, weight, bias), y
 
 
+def channels_first(x, weight, bias):
+    """A layer norm over the channels, whose result has them first, as tokens are mixed."""
+    return F.layer_norm(x, weight.shape, weight, bias).transpose(1, 2).contiguous()
+
+
 def _tables(shape, dtype, device):
     """Of each sequence, [length, 2 * length]."""
     batch, length, _ = shape
@@ -108,6 +114,13 @@ def tokens_inputs(shape, dtype, device):
 
 def mixed_inputs(shape, dtype, device):
     return *matrix(shape, dtype, device), *tokens_inputs(shape, dtype, device)
+
+
+def channels_first_inputs(shape, dtype, device):
+    batch, tokens, channels = shape
+    parameters = (torch.randn(channels, dtype=dtype, device=device) for _ in range(2))
+    grad = matrix((batch, channels, tokens), dtype, device)
+    return *matrix(shape, dtype, device), *parameters, *grad
 
 
 def _bytes(tensors, tables, biases, indices, parameters, shape, dtype):
@@ -165,6 +178,14 @@ CASES = [
         mixed_tokens,
         mixed_inputs,
         *(4, 0, 0, 0, 2),
+        shapes=TOKENS,
+    ),
+    _case(
+        "channels_first_norm_grad",
+        "the gradients of a layer norm whose result has channels first",
+        Backward(channels_first, (0, 1, 2)),
+        channels_first_inputs,
+        *(3, 0, 0, 0, 3),
         shapes=TOKENS,
     ),
 ]

@@ -18,6 +18,7 @@ import torch._inductor.config as inductor_config
 from torch._inductor import looped_reduction, persistent_reduction, rows_read_across
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
+from torch._inductor.dependencies import MemoryDep
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.looped_reduction import online_softmax_config
 from torch._inductor.looped_rows import (
@@ -30,7 +31,7 @@ from torch._inductor.looped_rows import (
 )
 from torch._inductor.mix_order_trace import Op, Width
 from torch._inductor.persistent_reduction import Again, Loops, why_looped
-from torch._inductor.row_accesses import row_passes
+from torch._inductor.row_accesses import lies_across, row_passes
 from torch._inductor.row_program import RowProgram
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
@@ -908,7 +909,7 @@ class RowsReadAcrossTest(BroadcastTestCase):
 
     @parametrize("words, program", ((1, (8, 4)), (3, (8, 4)), (4, (8, 8)), (7, (4, 4)), (8, None)))
     def test_registers(self, words, program):
-        """A thread has those of 64 columns, or of 32, and an SM two programs."""
+        """A thread has those of 64 columns, or of 32, and an SM two programs of four rows or more."""
         args = floats(2, 540, 600) + floats(600, 540)
         with mock.patch.object(rows_read_across, "words_of_column", return_value=words):
             self.check(with_bias, args, program)
@@ -925,10 +926,39 @@ class RowsReadAcrossTest(BroadcastTestCase):
             for name in ("bias", "gathered", "tokens_first"):
                 f, args = ACROSS[name]
                 self.compiled(f, *args())
-                # an index of int64 is two
-                expected = {"bias": 2, "gathered": 4, "tokens_first": 1}[name]
+                # an index of int64 is two, and the mean is subtracted from what is kept
+                expected = {"bias": 2, "gathered": 4, "tokens_first": 2}[name]
                 self.assertEqual({*words}, {expected})
                 words.clear()
+
+    def test_what_lies_across(self):
+        i, j, k = sympy.symbols("i j k", integer=True, nonnegative=True)
+        position, sizes = sympy.Symbol("tmp0", integer=True), (8, 6, 7)
+        elements = SimpleNamespace(numel=sympy.Integer(48), reduction_numel=sympy.Integer(7))
+        distance = sympy.Min(9, sympy.Max(0, j - k + 5))
+        across = {
+            j + 6 * k: sizes,
+            42 * i + j + 6 * k: sizes,
+            5 - j + 6 * k: sizes,
+            distance + 10 * k: sizes,
+            position + 10 * k: sizes,
+            i + 8 * FloorDiv(j, 6) + 8 * k: sizes,
+        }
+        along = {
+            k + 7 * j: sizes,
+            6 - k + 7 * j: sizes,
+            2 * k + 14 * j: sizes,
+            distance + 10 * j: sizes,
+            position + 10 * j: (8, 6),
+            FloorDiv(j, 6) + k: sizes,
+            i + 8 * j: (8, 6),  # of several columns each
+            i: (48,),
+        }
+        with V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+            for expected, indices in ((True, across), (False, along)):
+                for index, ranges in indices.items():
+                    dep = MemoryDep("buf", index, (i, j, k)[: len(ranges)], ranges)
+                    self.assertEqual(lies_across(elements, dep), expected, index)
 
     def test_few_rows(self):
         """Some SMs would have none."""

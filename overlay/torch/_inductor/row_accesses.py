@@ -210,13 +210,16 @@ def lies_across(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
     """
     *others, columns = dep.ranges or (None,)
     index = nearby(dep.index)
-    if index.coeff(columns) in (0, *ADJACENT):
+    if index.coeff(columns) in (0, *ADJACENT) or not moves_along_rows(features, dep):
         return False
-    if dep.is_indirect():  # which has the columns' variable if it has all that there are
-        return V.graph.sizevars.statically_known_equals(
-            sympy_product(dep.ranges.values()), features.numel * features.reduction_numel
-        )
-    return any(index.coeff(var) in ADJACENT for var in others)
+    return dep.is_indirect() or any(index.coeff(var) in ADJACENT for var in others)
+
+
+def moves_along_rows(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
+    """Whether no inner variable is left out of ``dep``, as of what is broadcast along columns."""
+    elements = features.numel * features.reduction_numel
+    found = sympy_product(dep.ranges.values())
+    return V.graph.sizevars.statically_known_equals(found, elements)
 
 
 def nearby(index: sympy.Expr) -> sympy.Expr:

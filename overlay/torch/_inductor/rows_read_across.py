@@ -14,7 +14,13 @@ from typing import Optional, TYPE_CHECKING
 from . import ir
 from .device_model import DeviceModel
 from .mix_order_accesses import accessed_numel
-from .row_accesses import loaded, reads_across_rows, WORD_BYTES
+from .row_accesses import (
+    has_reduction,
+    loaded,
+    moves_along_rows,
+    reads_across_rows,
+    WORD_BYTES,
+)
 from .row_program import RowProgram
 from .runtime.hints import DeviceProperties
 from .runtime.registers import MAX_REGISTERS_PER_THREAD, THREADS_PER_WARP
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 # Rows of such a program, at most: those of a sector of float32. Twice as many are 0.97 to 1.09
 # times as fast where the rows are short, and slower where they are long.
 ROWS = 8
+# With fewer, loops are as good.
+LEAST_ROWS = 4
 # Columns of a row that a thread has, the most that its registers have room for.
 COLUMNS_PER_THREAD = (64, 32)
 # Warps, at least; one has twice the columns, or half of the rows.
@@ -53,7 +61,7 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     padded, words = next_power_of_2(int(columns)), words_of_column(features)
     together = min(ROWS, model.registers_per_sm // (PROGRAMS_PER_SM * words * padded))
     held = [n for n in COLUMNS_PER_THREAD if n * words <= MAX_REGISTERS_PER_THREAD]
-    if together < 2 or not held:
+    if together < LEAST_ROWS or not held:
         return None
     together = next_power_of_2(together + 1) // 2
     warps = together * padded // (held[0] * THREADS_PER_WARP)
@@ -68,12 +76,15 @@ def scatters(features: SIMDKernelFeatures) -> bool:
 
 
 def words_of_column(features: SIMDKernelFeatures) -> int:
-    """32-bit words that are loaded for a column, but for what all rows share."""
-    columns, words = features.reduction_numel, 0
+    """
+    32-bit words that are loaded for a column, but for what all rows share; and one of what
+    Welford's algorithm is computed of, which is kept for the deviations from its mean.
+    """
+    columns = features.reduction_numel
+    words = int(has_reduction(features, "welford_reduce"))
     for dep in dict.fromkeys(loaded(features)):
-        innermost = next(reversed(dep.ranges), None)
         if dep.is_indirect() or (
-            innermost in dep.index.free_symbols
+            moves_along_rows(features, dep)
             and V.graph.sizevars.statically_known_gt(accessed_numel(dep), columns)
         ):
             words += ceildiv(V.graph.get_dtype(dep.name).itemsize, WORD_BYTES)

@@ -29,7 +29,7 @@ from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from .ir import Pointwise, TensorBox
+    from .ir import Pointwise, StorageBox, TensorBox
 
 
 # Those that take 30 instructions or more on a GPU, many with branches.
@@ -79,7 +79,20 @@ def realize_slow_functions(x: TensorBox, uses: int) -> None:
         and (computes_slow_function(box.data) or gathers_along_rows(x))
     ):
         box.realize()
-        box.freeze_layout_with_fill_order(order_of_reads(x))
+        order = order_of_reads(x)
+        if order != fill_order(box):
+            box.freeze_layout_with_fill_order(order)
+
+
+def fill_order(box: StorageBox) -> list[int]:
+    """The dimensions of ``box`` as it would be computed, the innermost in memory first."""
+    from .ir import ComputedBuffer, FlexibleLayout
+
+    found = None
+    if isinstance(box.data, ComputedBuffer):
+        with mock.patch.object(FlexibleLayout, "allow_indexing", True):
+            found = box.data.get_fill_order()
+    return [*found] if found else [*reversed(range(len(box.get_size())))]
 
 
 def order_of_reads(x: TensorBox) -> list[int]:
