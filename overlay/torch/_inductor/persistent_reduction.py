@@ -399,11 +399,12 @@ class Loops:
         columns, has some for few rows, and a warp for 1024 columns of others, if that
         holds them.
         """
-        if self.padded < TUNED_COLUMNS or self.together is not None:
-            return self.padded < TUNED_COLUMNS
-        return (
-            not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
-            or self.takes(UNTUNED_COLUMNS // 32) <= self.registers(RESIDENT_WARPS)
+        return self.padded < TUNED_COLUMNS or (
+            self.together is None
+            and (
+                not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
+                or self.takes(UNTUNED_COLUMNS // 32) <= self.registers(RESIDENT_WARPS)
+            )
         )
 
 
@@ -424,7 +425,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     again = Again.of(features) if rnumel > UPSTREAM_COLUMNS else NOTHING_AGAIN
     unaligned = unaligned_bytes(features)
     shared = shared_by_rows(features)
-    vectors = has_whole_vectors(features)
+    vectors, across = has_whole_vectors(features), reads_across_rows(features)
     vector = vector_columns(features) if unaligned or vectors else 1
     return Loops(
         rnumel=rnumel,
@@ -443,8 +444,8 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
         vectors=vectors,
         stores_last=stores_last,
-        across=reads_across_rows(features),
-        together=rows_together(features),
+        across=across,
+        together=rows_together(features) if across else None,
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
 
@@ -452,7 +453,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
 def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """Of rows of up to 1024 columns that are inner by their hints; None: the runtime decides."""
     is_tuned = V.graph.sizevars.statically_known_leq(features.reduction_numel, TUNED_COLUMNS // 2)
-    if not is_tuned and (program := rows_together(features)):
+    if not is_tuned and reads_across_rows(features) and (program := rows_together(features)):
         return program
     row = loops(features) if 0 < unaligned_bytes(features) <= HALF_BYTES else None
     return row.pair(features.numel) if row else None

@@ -14,17 +14,11 @@ from typing import Optional, TYPE_CHECKING
 from . import ir
 from .device_model import DeviceModel
 from .mix_order_accesses import accessed_numel
-from .row_accesses import (
-    has_reduction,
-    loaded,
-    moves_along_rows,
-    reads_across_rows,
-    WORD_BYTES,
-)
+from .row_accesses import has_reduction, loaded, moves_along_rows, WORD_BYTES
 from .row_program import RowProgram
 from .runtime.hints import DeviceProperties
 from .runtime.registers import MAX_REGISTERS_PER_THREAD, THREADS_PER_WARP
-from .runtime.runtime_utils import ceildiv, next_power_of_2
+from .runtime.runtime_utils import ceildiv, last_power_of_2, next_power_of_2
 from .virtualized import V
 
 
@@ -47,13 +41,13 @@ PROGRAMS_PER_SM = 2
 
 def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """
-    The program of rows that are read across. None where one would not hold several, where there
+    The program of rows, which are read across. None where one would not hold several, where there
     are too few for all SMs, and where a kernel scatters: its atomic additions to one sector wait
     for one another.
     """
     columns, rows = features.reduction_numel, features.numel
     device = DeviceProperties.create(V.graph.get_current_device_or_throw())
-    if columns.free_symbols or device.type != "cuda" or not reads_across_rows(features):
+    if columns.free_symbols or device.type != "cuda":
         return None
     model = DeviceModel.of(device)
     if V.graph.sizevars.optimization_hint(rows) < ROWS * model.sms or scatters(features):
@@ -63,7 +57,7 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     held = [n for n in COLUMNS_PER_THREAD if n * words <= MAX_REGISTERS_PER_THREAD]
     if together < LEAST_ROWS or not held:
         return None
-    together = next_power_of_2(together + 1) // 2
+    together = last_power_of_2(together)
     warps = together * padded // (held[0] * THREADS_PER_WARP)
     return RowProgram(together, max(LEAST_WARPS, warps))
 
