@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from graft.bench.autograd import Backward
 from graft.cases import Case
-from graft.cases.scaled import matrix, two
+from graft.cases.scaled import matrix
 
 SHAPES = {
     "default": [(192, 512, 512)],
@@ -51,15 +51,15 @@ def transposed_bias(scores, bias):
 def disentangled(scores, by_query, by_key, query_index, key_index):
     """DeBERTa's: a score for the distance by what asks, and one by what is asked."""
     c2p = torch.gather(by_query, -1, query_index.expand_as(scores))
-    p2c = torch.gather(by_key, -1, key_index.expand_as(scores)).transpose(-1, -2)
+    p2c = torch.gather(by_key, -1, key_index.expand_as(scores.mT)).transpose(-1, -2)
     return torch.softmax(scores + c2p * 0.07 + p2c * 0.07, -1)
 
 
 def distance_bias(scores, by_key):
     """The same by key alone, and an index that is computed."""
-    places = torch.arange(scores.shape[-1], device=scores.device)
-    index = (places[:, None] - places + len(places)).clamp(0, 2 * len(places) - 1)
-    p2c = torch.gather(by_key, -1, index.expand_as(scores)).transpose(-1, -2)
+    _, queries, keys = scores.shape
+    index = (_distances(keys, queries, scores.device) + queries).clamp(0, queries + keys - 1)
+    p2c = torch.gather(by_key, -1, index.expand_as(scores.mT)).transpose(-1, -2)
     return torch.softmax(scores + p2c, -1)
 
 
@@ -83,33 +83,46 @@ def channels_first(x, weight, bias):
     return F.layer_norm(x, weight.shape, weight, bias).transpose(1, 2).contiguous()
 
 
-def _tables(shape, dtype, device):
-    """Of each sequence, [length, 2 * length]."""
-    batch, length, _ = shape
-    return matrix((batch, length, 2 * length), dtype, device)
+def _distances(rows, columns, device):
+    """Of the places of rows and columns, [rows, columns]."""
+    places = torch.arange(rows, device=device)
+    return places[:, None] - torch.arange(columns, device=device)
 
 
 def bias_inputs(shape, dtype, device):
-    return *matrix(shape, dtype, device), *matrix(shape[1:], dtype, device)
+    _, queries, keys = shape
+    return *matrix(shape, dtype, device), *matrix((keys, queries), dtype, device)
 
 
 def disentangled_inputs(shape, dtype, device):
-    length = shape[-1]
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places
-    indices = (distance + length)[None], (length - distance).clamp(max=2 * length - 1)[None]
-    tables = _tables(shape, dtype, device) + _tables(shape, dtype, device)
-    return *matrix(shape, dtype, device), *tables, *indices
+    """Tables of all distances, [batch, queries or keys, queries + keys]."""
+    batch, queries, keys = shape
+    by_query = matrix((batch, queries, queries + keys), dtype, device)
+    query_index = (_distances(queries, keys, device) + keys)[None]
+    key_index = (keys - _distances(keys, queries, device))[None]
+    by_key = distance_inputs(shape, dtype, device)[1]
+    return *matrix(shape, dtype, device), *by_query, by_key, query_index, key_index
 
 
 def distance_inputs(shape, dtype, device):
-    return *matrix(shape, dtype, device), *_tables(shape, dtype, device)
+    batch, queries, keys = shape
+    by_key = matrix((batch, keys, queries + keys), dtype, device)
+    return *matrix(shape, dtype, device), *by_key
+
+
+def transposed_inputs(shape, dtype, device):
+    batch, queries, keys = shape
+    return *matrix(shape, dtype, device), *matrix((batch, keys, queries), dtype, device)
+
+
+def _affine(channels, dtype, device):
+    """The weight and bias of a norm."""
+    return (torch.randn(channels, dtype=dtype, device=device) for _ in range(2))
 
 
 def tokens_inputs(shape, dtype, device):
     batch, tokens, channels = shape
-    parameters = (torch.randn(channels, dtype=dtype, device=device) for _ in range(2))
-    return *matrix((batch, channels, tokens), dtype, device), *parameters
+    return *matrix((batch, channels, tokens), dtype, device), *_affine(channels, dtype, device)
 
 
 def mixed_inputs(shape, dtype, device):
@@ -117,16 +130,15 @@ def mixed_inputs(shape, dtype, device):
 
 
 def channels_first_inputs(shape, dtype, device):
-    batch, tokens, channels = shape
-    parameters = (torch.randn(channels, dtype=dtype, device=device) for _ in range(2))
-    grad = matrix((batch, channels, tokens), dtype, device)
-    return *matrix(shape, dtype, device), *parameters, *grad
+    grad, *affine = tokens_inputs(shape, dtype, device)
+    return *matrix(shape, dtype, device), *affine, grad
 
 
-def _bytes(tensors, tables, biases, indices, parameters, shape, dtype):
-    """So many tensors of the shape, of which a table, gathered, is one; the rest is shared."""
+def _bytes(tensors, by_query, by_key, biases, indices, parameters, shape, dtype):
+    """So many tensors of the shape, tables of all distances, and what all of a batch share."""
     batch, rows, columns = shape
-    values = (tensors + tables) * batch * rows * columns + biases * rows * columns
+    distances = (by_query * rows + by_key * columns) * (rows + columns)
+    values = batch * (tensors * rows * columns + distances) + biases * rows * columns
     return (values + parameters * columns) * dtype.itemsize + 8 * indices * rows * columns
 
 
@@ -141,35 +153,35 @@ CASES = [
         "softmax of scores with a bias of pairs of positions, transposed",
         transposed_bias,
         bias_inputs,
-        *(2, 0, 1, 0, 0),
+        *(2, 0, 0, 1, 0, 0),
     ),
     _case(
         "disentangled_softmax",
         "softmax of scores with those gathered by query and by key, as DeBERTa's",
         disentangled,
         disentangled_inputs,
-        *(2, 2, 0, 2, 0),
+        *(2, 1, 1, 0, 2, 0),
     ),
     _case(
         "distance_bias_softmax",
         "softmax of scores with one gathered by key and distance",
         distance_bias,
         distance_inputs,
-        *(2, 1, 0, 0, 0),
+        *(2, 0, 1, 0, 0, 0),
     ),
     _case(
         "transposed_scores_softmax",
         "softmax of scores and of others transposed",
         transposed_scores,
-        two,
-        *(3, 0, 0, 0, 0),
+        transposed_inputs,
+        *(3, 0, 0, 0, 0, 0),
     ),
     _case(
         "tokens_norm",
         "layer norm over the channels of what has them first, tokens first",
         tokens_norm,
         tokens_inputs,
-        *(2, 0, 0, 0, 2),
+        *(2, 0, 0, 0, 0, 2),
         shapes=TOKENS,
     ),
     _case(
@@ -177,7 +189,7 @@ CASES = [
         "MLP-Mixer's residual of mixed tokens, and the layer norm of it",
         mixed_tokens,
         mixed_inputs,
-        *(4, 0, 0, 0, 2),
+        *(4, 0, 0, 0, 0, 2),
         shapes=TOKENS,
     ),
     _case(
@@ -185,7 +197,7 @@ CASES = [
         "the gradients of a layer norm whose result has channels first",
         Backward(channels_first, (0, 1, 2)),
         channels_first_inputs,
-        *(3, 0, 0, 0, 3),
+        *(3, 0, 0, 0, 0, 3),
         shapes=TOKENS,
     ),
 ]
