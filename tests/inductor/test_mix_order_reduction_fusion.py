@@ -2,6 +2,7 @@
 """Which nodes are fused to a mix-order reduction."""
 
 import dataclasses
+import itertools
 import logging
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -510,6 +511,90 @@ def whole_norm_backward(x, dy, weight):
     wdy = weight * dy
     c = (wdy * x).mean(-1, keepdim=True)
     return (wdy - x * rstd * rstd * c) * rstd, (dy * x).sum(0)
+
+
+@instantiate_parametrized_tests
+class EvenPartsTest(TestCase):
+    """Rows that are split are in equal parts, of whole images or whole rows of one."""
+
+    def setUp(self):
+        super().setUp()
+        metrics.reset()
+
+    def parts(self, rows, ranges, parts, **properties):
+        self.assertTrue(hasattr(V.choices, "even_parts"))
+        given = {"max_threads_per_multi_processor": 2048, "multi_processor_count": 132}
+        device = DeviceProperties("cuda", 0, cc=90, **{**given, **properties})
+        return V.choices.even_parts(device, rows, ranges, parts)
+
+    @parametrize("sms", (108, 132, 148))
+    def test_parts_are_equal_and_whole(self, sms):
+        for images, height, width in itertools.product(
+            (1, 2, 12, 31, 64, 96, 100), (28, 57, 128), (28, 57, 150)
+        ):
+            ranges = images, height, width
+            columns = images * height * width
+            for rows, parts in itertools.product((2, 24, 96, 250), (2, 9, 22)):
+                wholes = [
+                    each
+                    for each in range(2, 4 * parts + 1)
+                    if columns % each == 0
+                    and each * 4 >= parts
+                    and columns // each >= 4096
+                    and (
+                        images % each == 0
+                        or (each % images == 0 and images * height % each == 0)
+                    )
+                ]
+                found = self.parts(rows, ranges, parts, multi_processor_count=sms)
+                self.assertIn(found, wholes or [parts])
+
+    def test_last_wave(self):
+        """576 programs are one wave and some of the next, of which most SMs have none."""
+        ranges = 64, 112, 112
+        at_a_time, found = 4 * 132, self.parts(72, ranges, 8)
+        waves, last = divmod(72 * found, at_a_time)
+        self.assertLess(waves + max(last / at_a_time, 0.5), 1.1 * 72 * found / at_a_time)
+        # as many as fill the GPU stay
+        self.assertEqual(self.parts(66, ranges, 8), 8)
+        # of another GPU, others do
+        self.assertEqual(self.parts(72, ranges, 8, multi_processor_count=144), 8)
+
+    def test_what_stays(self):
+        prime = 1000003
+        self.assertEqual(self.parts(64, (prime,), 9), 9)
+        # parts would not begin at vectors, or be too short
+        self.assertEqual(self.parts(64, (8 * 10007,), 4), 4)
+        self.assertEqual(self.parts(2, (3, 5000), 2), 3)
+        self.assertEqual(self.parts(2, (3, 4000), 2), 2)
+        # of another device, or of sizes that are not known
+        symbol = sympy.Symbol("s0", integer=True)
+        self.assertEqual(self.parts(64, (64, symbol, symbol), 9), 9)
+        cpu = DeviceProperties("cpu", 0, multi_processor_count=8, cc=0)
+        self.assertEqual(V.choices.even_parts(cpu, 64, (64, 128, 128), 9), 9)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("form", ("sum", "amax", "var_mean", "grad"))
+    def test_channels(self, form, dtype):
+        """Of nine images three are a part: nothing is masked, and no index wraps."""
+        dims = 0, 2, 3
+        forms = {
+            "sum": lambda x, y: x.float().sum(dims),
+            "amax": lambda x, y: x.amax(dims),
+            "var_mean": lambda x, y: torch.var_mean(x.float(), dims),
+            "grad": lambda x, y: (y.float().sum(dims), (y.float() * x).sum(dims)),
+        }
+        x, y = torch.randn(2, 9, 4, 40, 40, device=GPU_TYPE).to(dtype)
+        whole = patch.object(
+            InductorChoices, "leaves_rows_whole", staticmethod(lambda *_: False)
+        )
+        with whole, inductor_config.patch(force_disable_caches=True):
+            actual, (code,) = run_and_get_code(torch.compile(forms[form]), x, y)
+        # once, of both sums of a gradient
+        self.assertEqual(code.count("r0_numel = 4800"), 1)
+        self.assertNotIn("14400", code.split("async_compile.wait")[0])
+        exact = forms[form](x.double(), y.double())
+        self.assertEqual(actual, exact, exact_dtype=False, atol=1e-2, rtol=1e-4)
 
 
 @instantiate_parametrized_tests
