@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from .runtime.hints import DeviceProperties
 
 
-# Elements of a part, at least: two blocks of the runtime's loop.
-SHORTEST = 4096
+# Elements of a part, at least: two blocks of the runtime's loop. Lowering takes twice as many
+# at least, and wants no fewer parts then: each of a small tensor is as long as it is waited for.
+SHORTEST, LOWERING_SHORTEST = 4096, 8192
 # Parts, by how many lowering aims at: so many times as few, or as many.
 RANGE = 4
 # Elements that a program takes the time of before its first and after its last.
@@ -58,11 +59,18 @@ def even_parts(
     if properties.type != "cuda" or not all(map(_is_static, ranges)):
         return parts
     columns = math.prod(map(int, ranges))
+    is_small = columns <= parts * LOWERING_SHORTEST
+    fewest = parts if is_small else max(2, parts / RANGE)
+    whole = [
+        each
+        for each in whole_parts([int(each) for each in ranges])
+        if fewest <= each <= parts * RANGE and columns // each >= SHORTEST
+    ]
+    if is_small and parts in whole:
+        return parts
     costs = {
         each: cost(properties, rows * each) * (1 + STARTUP * each / columns)
-        for each in whole_parts([int(each) for each in ranges])
-        if max(2, parts / RANGE) <= each <= parts * RANGE
-        and columns // each >= SHORTEST
+        for each in whole
     }
     least = min(costs.values(), default=0)
     close = [each for each in costs if costs[each] <= least * CLOSE]
