@@ -186,8 +186,6 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
     Welford loop of which LLVM unrolls the whole blocks, and would not all of them: its registers
     are of twice as many warps.
 
-    What has a mask of its own, as parts of which the last is shorter, loses: it is masked still.
-
     Where vectors are loaded, a Welford loop gains where a mask would take them apart. Else it
     loses: without a mask its weights depend on nothing that is loaded, so Triton gives them
     a layout of their own, and converts them for what is left of the row.
@@ -200,8 +198,6 @@ def gains_without_a_mask(features: SIMDKernelFeatures) -> bool:
         blocks = row.columns / SMALL_BLOCK
         is_unrolled = row.welford and UNROLLED < blocks < UNROLLED + 1
         return row.read_again > 0 and row.widest < 8 and not is_unrolled
-    if any(node._body.subblocks for node in features.scheduler_nodes()):
-        return False
     return vector > 1 and (
         largest_divisor(columns, vector) < vector
         or not has_reduction(features, "welford_reduce", "welford_combine")
