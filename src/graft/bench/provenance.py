@@ -65,7 +65,7 @@ def of_one(stack: str, paths: Iterable[Path]) -> str:
     said = f"Stack {stack[:12]}"
     if before or any(each["stack_hash"] != stack for each in found):
         said += ", or an earlier one that generates the same code"
-    return f"{said}; measured {' and '.join(days)}"
+    return f"{said}; measured {', '.join(days)}"
 
 
 def _days(found: Iterable[results.Result]) -> list[str]:
