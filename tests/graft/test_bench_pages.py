@@ -276,7 +276,7 @@ def test_readme_shows_figures_of_the_stack_alone() -> None:
     for found in tables.BLOCK.finditer(text):
         stamp = (
             r"Stack ([0-9a-f]{12})(?:, or an earlier one that generates the same code)?; "
-            r"measured 20[\d-]+(?: and 20[\d-]+)*\.\n"
+            r"measured 20[\d-]+(?:, 20[\d-]+)*\.\n"
         )
         stacks = set(re.findall(stamp, found[0]))
         assert stacks == {hash[:12]} or (not stacks and tables.NONE_CURRENT in found[0])

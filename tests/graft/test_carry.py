@@ -168,7 +168,7 @@ def test_points_with_the_same_code_are_kept(
     of_one = provenance.of_one(NOW, [root / norms.result])
     assert of_one == (
         f"Stack {NOW[:12]}, or an earlier one that generates the same code; "
-        "measured 2026-11-24 and 2026-11-29"
+        "measured 2026-11-24, 2026-11-29"
     )
     publish.begin(norms, whole, whole["rows"][::2], OTHER, root)
     assert [row["measured"]["stack"] for row in results.load(begun)["rows"]] == [BEFORE, NOW]
