@@ -41,7 +41,8 @@ def stamp(path: Path, root: Path) -> str:
         same = carried.stack(path, found, root) if found else None
         for stack, day in results.earlier(data).items() if found else ():
             of_it = sum(row.get("measured", {}).get("stack") == stack for row in data["rows"])
-            points += f"; {of_it} points {stack[:12]}, {day[:10]}, with the same code"
+            count = f"{of_it} point{'s' * (of_it != 1)}"
+            points += f"; {count} {stack[:12]}, {day[:10]}, with the same code"
         # a table may have results of several pins: those of another than the default one say so
         if data.get("pin") != DEFAULT_PIN:
             pin = data.get("pin", "")
