@@ -590,10 +590,13 @@ class EvenPartsTest(TestCase):
             "grad": lambda x, y: (y.float().sum(dims), (y.float() * x).sum(dims)),
         }
         x, y = torch.randn(2, 9, 4, 40, 40, device=GPU_TYPE).to(dtype)
-        whole = patch.object(
-            InductorChoices, "leaves_rows_whole", staticmethod(lambda *_: False)
+        splits = patch.object(
+            InductorChoices,
+            "leaves_rows_whole",
+            staticmethod(lambda *_: False),
+            create=True,
         )
-        with whole, inductor_config.patch(force_disable_caches=True):
+        with splits, inductor_config.patch(force_disable_caches=True):
             actual, (code,) = run_and_get_code(torch.compile(forms[form]), x, y)
         # once, of both sums of a gradient
         self.assertEqual(code.count("r0_numel = 4800"), 1)
