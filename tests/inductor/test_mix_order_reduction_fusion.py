@@ -12,7 +12,7 @@ import sympy
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
-from torch._inductor import metrics, mix_order_profit
+from torch._inductor import metrics, mix_order_profit, row_parts
 from torch._inductor.choices import InductorChoices
 from torch._inductor.device_model import DeviceModel, SM_90
 from torch._inductor.exc import InductorError
@@ -521,11 +521,13 @@ class EvenPartsTest(TestCase):
         super().setUp()
         metrics.reset()
 
+    def device(self, **properties):
+        given = {"max_threads_per_multi_processor": 2048, "multi_processor_count": 132}
+        return DeviceProperties("cuda", 0, cc=90, **{**given, **properties})
+
     def parts(self, rows, ranges, parts, **properties):
         self.assertTrue(hasattr(V.choices, "even_parts"))
-        given = {"max_threads_per_multi_processor": 2048, "multi_processor_count": 132}
-        device = DeviceProperties("cuda", 0, cc=90, **{**given, **properties})
-        return V.choices.even_parts(device, rows, ranges, parts)
+        return V.choices.even_parts(self.device(**properties), rows, ranges, parts)
 
     @parametrize("sms", (108, 132, 148))
     def test_parts_are_equal_and_whole(self, sms):
@@ -539,7 +541,7 @@ class EvenPartsTest(TestCase):
                     each
                     for each in range(2, 4 * parts + 1)
                     if columns % each == 0
-                    and each * (1 if columns <= 8192 * parts else 4) >= parts
+                    and each * 4 >= parts
                     and columns // each >= 4096
                     and (
                         images % each == 0
@@ -547,7 +549,16 @@ class EvenPartsTest(TestCase):
                     )
                 ]
                 found = self.parts(rows, ranges, parts, multi_processor_count=sms)
-                self.assertIn(found, wholes or [parts])
+                if found in wholes:
+                    continue
+                # these straddle what they are parts of
+                self.assertEqual(found, parts)
+                own, *others = (
+                    row_parts.cost(self.device(multi_processor_count=sms), rows * each)
+                    for each in (parts, *wholes)
+                    if each >= parts or columns > 8192 * parts
+                )
+                self.assertTrue(all(other > 2 * own for other in others))
 
     def test_last_wave(self):
         """576 programs are one wave and some of the next, of which most SMs have none."""
@@ -567,6 +578,9 @@ class EvenPartsTest(TestCase):
         self.assertEqual(self.parts(64, (8 * 10007,), 4), 4)
         self.assertEqual(self.parts(2, (3, 5000), 2), 3)
         self.assertEqual(self.parts(2, (3, 4000), 2), 2)
+        # 144 programs would be less than a third of the GPU's
+        self.assertEqual(self.parts(48, (3, 509, 509), 11), 11)
+        self.assertEqual(self.parts(176, (3, 509, 509), 11), 3)
         # of another device, or of sizes that are not known
         symbol = sympy.Symbol("s0", integer=True)
         self.assertEqual(self.parts(64, (64, symbol, symbol), 9), 9)
@@ -577,6 +591,9 @@ class EvenPartsTest(TestCase):
         """A program has as few elements as lowering gives it, or fewer."""
         self.assertEqual(self.parts(3, (6, 512, 512), 192), 192)
         self.assertEqual(self.parts(36, (20, 80, 80), 16), 20)
+        # not where there are two waves of them
+        self.assertEqual(self.parts(130, (7, 96, 96), 8), 7)
+        self.assertEqual(self.parts(32, (256, 32, 32), 32), 32)
 
     @parametrize("dtype", (torch.float32, torch.bfloat16))
     @parametrize("form", ("sum", "amax", "var_mean", "grad"))

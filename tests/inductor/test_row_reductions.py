@@ -22,6 +22,7 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.looped_reduction import online_softmax_config
 from torch._inductor.looped_rows import (
+    can_have,
     long_loop,
     loop_us,
     LoopConfig,
@@ -1850,6 +1851,23 @@ class LongLoopTest(TestCase):
             actual = torch.compile(f)(x, keys)
         self.assertEqual(actual, f(x, keys), atol=1.0, rtol=1e-2)
 
+    @parametrize("rows", (200, 512, 3000))
+    def test_rows_that_the_runtime_s_block_divides(self, rows):
+        """All programs of an SM would end with what another block masks of them."""
+        of_sum = {"read_again": 0, "accesses": 1, "loops": 1, "all_accesses": 1}
+        of_sum = {**of_sum, "kept": 0, "slots": 4, "online": False}
+        row = self.row(rows, 100352, **of_sum)
+        row = dataclasses.replace(row, moved=rows * row.columns * 2)
+        masked = LoopConfig(16, 16)
+        self.assertLess(
+            loop_us(row, masked, self.device), loop_us(row, RUNTIME_LOOP, self.device)
+        )
+        self.assertFalse(can_have(row, masked, self.device))
+        self.assertTrue(can_have(row, LoopConfig(8, 16), self.device))
+        for other in ({"columns": 81920}, {"columns": 100353}, {"rows": 132}):
+            other = dataclasses.replace(row, **other)
+            self.assertTrue(can_have(other, masked, self.device))
+
     def test_usual(self):
         usual = LoopConfig(16, 4)
         self.assertIs(self.loop(self.row(8192, SHORT_ROW), usual)[0], usual)
@@ -2598,6 +2616,23 @@ class ShortLoopConfigTest(TestCase):
         self.assertIsNone(self.config(rows=8 * 132 - 1))
         self.assertEqual(self.config(rows=8 * 132), LoopConfig(16, 4))
         self.assertEqual(self.config(rows=512, sms=64), LoopConfig(16, 4))
+
+    def test_few_long_sums(self):
+        """By whole vectors, in half as many programs of twice as many warps."""
+        row = {"rows": 528, "columns": 81920, "loops": 1, "vector": 8}
+        self.assertEqual(self.config(**row), LoopConfig(8, 32))
+        for other in (
+            {"rows": 132},
+            {"rows": 8 * 132},
+            {"loops": 2},
+            {"vector": 4},
+            {"welford": True},
+            {"narrow": False},
+            {"columns": SHORT_ROW},
+            # of whose last block half is masked
+            {"columns": 20480},
+        ):
+            self.assertIsNone(self.config(**{**row, **other}))
 
 
 # Minima and maxima that propagate NaN

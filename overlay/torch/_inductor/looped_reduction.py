@@ -39,6 +39,7 @@ from .looped_rows import (
     LoopConfig,
     LoopedRows,
     MOST_KEPT,
+    MOST_WAITED,
     SHORT_ROW,
     VECTOR,
 )
@@ -94,6 +95,9 @@ MOST_MASKED = 1 / 16
 MOST_UNALIGNED = 65536
 # Of wide types, and of few rows.
 OF_16_WARPS = LoopConfig(8, 16)
+# Of few long rows that are sums: with programs of 16 warps an SM has more at a time, and as much
+# in flight, and takes longer.
+FEW_ROW_LOOP = LoopConfig(8, 32)
 # Columns that a thread loads at once.
 ONE_LOAD = VECTOR_BYTES // 2
 # Columns of a row that takes two blocks of programs of four warps at most, or four of eight
@@ -416,13 +420,30 @@ def wide_rows_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfi
     return OF_16_WARPS
 
 
+def is_sum_of_vectors(row: LoopedRows, device: DeviceModel) -> bool:
+    """
+    Whether long rows, of which an SM has several, are read once, by whole vectors, as the
+    parts of a sum of all elements are.
+    """
+    return (
+        row.rows > device.sms
+        and row.columns > SHORT_ROW
+        and row.loops == 1
+        and not row.welford
+        and row.vector >= ONE_LOAD
+        and FEW_ROW_LOOP.masked(row.columns) <= MOST_WAITED
+    )
+
+
 def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:
     """
     Of loops over rows of half types; None where the runtime decides, as of a longer row that
     is read once: its block of 4096 columns has all of them in flight.
     """
-    if not row.narrow or row.rows < FEW_ROWS * device.sms:
+    if not row.narrow:
         return None
+    if row.rows < FEW_ROWS * device.sms:
+        return FEW_ROW_LOOP if is_sum_of_vectors(row, device) else None
     if row.loops == 1 and row.accesses == 1:
         most = SHORT_COLUMNS if row.vector < VECTOR else ONE_LOOP_COLUMNS
         return LoopConfig(16, 8) if row.columns <= most else None

@@ -40,6 +40,9 @@ ITERATION_SLOTS, ACCESS_SLOTS = 16, 2.8
 MOST_KEPT = 2
 # Adjacent columns of a thread with which its loads are vectors.
 VECTOR = 4
+# What the last block may mask where an SM has several programs, as a share of the row: all of
+# them end with it.
+MOST_WAITED = 1 / 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +134,15 @@ def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
         return loop.block <= 4096 and not (num_warps == 32 and row.kept > 1)
     # narrower tensors make vectors of more columns: a load of a warp skips what the next has
     apart = min(columns, row.vector) * row.widest  # bytes from a thread to the next
+    # of rows that the runtime's block divides, the mask is all that there is to wait for
+    waits = (
+        not (row.online or row.welford or RUNTIME_LOOP.masked(row.columns))
+        and row.rows > device.sms
+        and loop.masked(row.columns) > MOST_WAITED
+    )
     return (
         not (one and (row.welford or row.kept > 1))
+        and not waits
         and apart <= (2 if one else 1) * VECTOR_BYTES
     )
 

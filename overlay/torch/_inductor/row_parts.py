@@ -12,6 +12,9 @@ as it has threads for, and half of them load as fast as all. So what is left for
 takes as long as half a wave at least, however little it is. And where programs compute more
 than they load, the SM that has most of them ends last. Against many parts stand what each
 does before and after its loop, and the reduction of what they leave.
+
+Where those are far from filling the GPU, as three images of a prime size by 48 channels,
+lowering's own parts are better all the same.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
 
 # Elements of a part, at least: two blocks of the runtime's loop. Lowering takes twice as many
-# at least, and wants no fewer parts then: each of a small tensor is as long as it is waited for.
+# at least. Of a small tensor, whose programs are about one wave, there are no fewer parts then:
+# each is as long as it is waited for.
 SHORTEST, LOWERING_SHORTEST = 4096, 8192
+SMALL_WAVES = 1.5
 # Parts, by how many lowering aims at: so many times as few, or as many.
 RANGE = 4
 # Elements that a program takes the time of before its first and after its last.
@@ -41,6 +46,9 @@ STARTUP = 1024
 THREADS = 512
 # Estimates of time that are so close are one.
 CLOSE = 1.05
+# By how much what is masked and wraps is slower, at most: where lowering's parts are estimated
+# to be faster than the best of whole indices by more, they stay.
+STRADDLING = 3
 # Elements of a half type that a thread loads at once.
 VECTOR = 8
 
@@ -56,25 +64,30 @@ def even_parts(
     split into ``parts``: equal ones, that hold whole indices of all ranges but one, if there
     are any about as many.
     """
-    if properties.type != "cuda" or not all(map(_is_static, ranges)):
+    if properties.type != "cuda" or not all(
+        isinstance(each, (int, sympy.Integer)) for each in ranges
+    ):
         return parts
     columns = math.prod(map(int, ranges))
-    is_small = columns <= parts * LOWERING_SHORTEST
+    is_short = columns <= parts * LOWERING_SHORTEST
+    waves = rows * parts / programs_at_a_time(properties)
+    is_small = is_short and waves < SMALL_WAVES
     fewest = parts if is_small else max(2, parts / RANGE)
     whole = [
         each
         for each in whole_parts([int(each) for each in ranges])
         if fewest <= each <= parts * RANGE and columns // each >= SHORTEST
     ]
-    if is_small and parts in whole:
+    if is_short and parts in whole:
         return parts
     costs = {
         each: cost(properties, rows * each) * (1 + STARTUP * each / columns)
-        for each in whole
+        for each in (parts, *whole)
     }
-    least = min(costs.values(), default=0)
+    costs[parts] *= 1 if parts in whole else STRADDLING
+    least = min(costs.values())
     close = [each for each in costs if costs[each] <= least * CLOSE]
-    return min(close, key=lambda each: abs(math.log(each / parts)), default=parts)
+    return min(close, key=lambda each: abs(math.log(each / parts)))
 
 
 def whole_parts(ranges: Sequence[int]) -> Iterator[int]:
@@ -91,20 +104,19 @@ def whole_parts(ranges: Sequence[int]) -> Iterator[int]:
         before *= extent
 
 
+def programs_at_a_time(properties: DeviceProperties) -> int:
+    """Of the runtime's loop, how many the GPU has threads for."""
+    threads = properties.max_threads_per_multi_processor or 2048
+    return properties.multi_processor_count * max(1, threads // THREADS)
+
+
 def cost(properties: DeviceProperties, programs: int) -> float:
     """
     How many times as long ``programs`` equal ones take as if they filled the GPU to the end:
     by what they load, times by what they compute.
     """
-    sms = properties.multi_processor_count
-    at_a_time = sms * max(
-        1, (properties.max_threads_per_multi_processor or 2048) // THREADS
-    )
+    sms, at_a_time = properties.multi_processor_count, programs_at_a_time(properties)
     waves, rest = divmod(programs, at_a_time)
     loaded = waves * at_a_time + (max(rest, at_a_time // 2) if rest else 0)
     computed = ceildiv(programs, sms) * sms
     return loaded / programs * computed / programs
-
-
-def _is_static(extent: sympy.Expr) -> bool:
-    return isinstance(extent, int) or extent.is_Integer
