@@ -1851,7 +1851,7 @@ class LongLoopTest(TestCase):
             actual = torch.compile(f)(x, keys)
         self.assertEqual(actual, f(x, keys), atol=1.0, rtol=1e-2)
 
-    @parametrize("rows", (200, 512, 3000))
+    @parametrize("rows", (300, 512, 3000))
     def test_rows_that_the_runtime_s_block_divides(self, rows):
         """All programs of an SM would end with what another block masks of them."""
         of_sum = {"read_again": 0, "accesses": 1, "loops": 1, "all_accesses": 1}
@@ -1864,7 +1864,7 @@ class LongLoopTest(TestCase):
         )
         self.assertFalse(can_have(row, masked, self.device))
         self.assertTrue(can_have(row, LoopConfig(8, 16), self.device))
-        for other in ({"columns": 81920}, {"columns": 100353}, {"rows": 132}):
+        for other in ({"columns": 81920}, {"columns": 100353}, {"rows": 264}):
             other = dataclasses.replace(row, **other)
             self.assertTrue(can_have(other, masked, self.device))
 
@@ -2617,22 +2617,39 @@ class ShortLoopConfigTest(TestCase):
         self.assertEqual(self.config(rows=8 * 132), LoopConfig(16, 4))
         self.assertEqual(self.config(rows=512, sms=64), LoopConfig(16, 4))
 
+    def sum_config(self, **row):
+        """Of the parts of a sum of all elements; None where the runtime decides."""
+        of_sum = {"read_again": 0, "loops": 1, "all_accesses": 2, "slots": 8}
+        of_sum = {"rows": 528, "columns": 81920, "accesses": 2, "vector": 8, **of_sum}
+        row = {**of_sum, "narrow": True, "widest": 2, **row}
+        self.assertTrue(hasattr(looped_reduction, "sum_loop_config"))
+        device = DeviceModel.of(DeviceProperties("cuda", 0, 132, 90))
+        return looped_reduction.sum_loop_config(LoopedRows(**row), device)
+
     def test_few_long_sums(self):
         """By whole vectors, in half as many programs of twice as many warps."""
-        row = {"rows": 528, "columns": 81920, "loops": 1, "vector": 8}
-        self.assertEqual(self.config(**row), LoopConfig(8, 32))
+        self.assertEqual(self.sum_config(), LoopConfig(8, 32))
+        wide = {"vector": 4, "widest": 4, "narrow": False}
+        self.assertEqual(self.sum_config(**wide), LoopConfig(4, 32))
+        self.assertEqual(self.sum_config(accesses=1), LoopConfig(4, 32))
+        self.assertEqual(self.sum_config(accesses=1, columns=81912), LoopConfig(8, 32))
         for other in (
             {"rows": 132},
             {"rows": 8 * 132},
+            # three an SM, of which two are there at a time
+            {"rows": 3 * 132},
             {"loops": 2},
-            {"vector": 4},
+            {"online": True},
             {"welford": True},
-            {"narrow": False},
             {"columns": SHORT_ROW},
-            # of whose last block half is masked
+            # of two types, or of one that makes no vectors
+            {"vector": 4},
+            {"vector": 8, "widest": 4, "narrow": False},
+            # of whose last block half is masked, or some where another masks nothing
             {"columns": 20480},
+            {"accesses": 1, "columns": 100352},
         ):
-            self.assertIsNone(self.config(**{**row, **other}))
+            self.assertIsNone(self.sum_config(**other))
 
 
 # Minima and maxima that propagate NaN

@@ -34,12 +34,14 @@ from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .issue_slots import count_slots
 from .looped_rows import (
+    AT_ONCE,
     FEW_ROWS,
     long_loop,
     LoopConfig,
     LoopedRows,
     MOST_KEPT,
     MOST_WAITED,
+    RUNTIME_LOOP,
     SHORT_ROW,
     VECTOR,
 )
@@ -95,9 +97,8 @@ MOST_MASKED = 1 / 16
 MOST_UNALIGNED = 65536
 # Of wide types, and of few rows.
 OF_16_WARPS = LoopConfig(8, 16)
-# Of few long rows that are sums: with programs of 16 warps an SM has more at a time, and as much
-# in flight, and takes longer.
-FEW_ROW_LOOP = LoopConfig(8, 32)
+# Of programs of 32 warps, by how much longer they may take for what the last wave lacks.
+LAST_WAVE = 1.25
 # Columns that a thread loads at once.
 ONE_LOAD = VECTOR_BYTES // 2
 # Columns of a row that takes two blocks of programs of four warps at most, or four of eight
@@ -420,19 +421,29 @@ def wide_rows_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfi
     return OF_16_WARPS
 
 
-def is_sum_of_vectors(row: LoopedRows, device: DeviceModel) -> bool:
+def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:
     """
-    Whether long rows, of which an SM has several, are read once, by whole vectors, as the
-    parts of a sum of all elements are.
+    Of few long rows that are read once, by whole vectors of one type, as the parts of a sum
+    of all elements are: a vector a thread, and half as many programs of 32 warps as an SM
+    has of 16. None of other rows, and where those do not end together.
     """
-    return (
-        row.rows > device.sms
-        and row.columns > SHORT_ROW
-        and row.loops == 1
-        and not row.welford
-        and row.vector >= ONE_LOAD
-        and FEW_ROW_LOOP.masked(row.columns) <= MOST_WAITED
-    )
+    waves = row.rows / (AT_ONCE * device.sms)
+    if (
+        row.columns <= SHORT_ROW
+        or not 1 < waves < FEW_ROWS / AT_ONCE
+        or math.ceil(waves) > LAST_WAVE * waves
+        or row.loops > 1
+        or row.online
+        or row.welford
+        or row.widest not in (2, 4)
+        or row.vector != VECTOR_BYTES // row.widest
+    ):
+        return None
+    # of one tensor without a mask, more blocks of half vectors are in flight
+    is_whole = row.accesses == 1 and RUNTIME_LOOP.masked(row.columns) == 0
+    loop = LoopConfig(VECTOR if is_whole else row.vector, MOST_WARPS)
+    most = 0 if is_whole else MOST_WAITED
+    return loop if loop.masked(row.columns) <= most else None
 
 
 def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:
@@ -440,10 +451,8 @@ def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConf
     Of loops over rows of half types; None where the runtime decides, as of a longer row that
     is read once: its block of 4096 columns has all of them in flight.
     """
-    if not row.narrow:
+    if not row.narrow or row.rows < FEW_ROWS * device.sms:
         return None
-    if row.rows < FEW_ROWS * device.sms:
-        return FEW_ROW_LOOP if is_sum_of_vectors(row, device) else None
     if row.loops == 1 and row.accesses == 1:
         most = SHORT_COLUMNS if row.vector < VECTOR else ONE_LOOP_COLUMNS
         return LoopConfig(16, 8) if row.columns <= most else None
@@ -468,7 +477,8 @@ def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     if row.accesses > MAX_ACCESSES:
         return None
     decide = online_softmax_config if row.online else short_loop_config
-    found = long_loop(row, decide(row, device), device)
+    found = sum_loop_config(row, device)
+    found = found or long_loop(row, decide(row, device), device)
     if found is None and row.online and not row.narrow:
         return wide_rows_config(row, device)
     return found

@@ -43,6 +43,8 @@ VECTOR = 4
 # What the last block may mask where an SM has several programs, as a share of the row: all of
 # them end with it.
 MOST_WAITED = 1 / 32
+# Rows, an SM, of which all are there at a time however many warps a program has.
+AT_ONCE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,7 @@ def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
     # of rows that the runtime's block divides, the mask is all that there is to wait for
     waits = (
         not (row.online or row.welford or RUNTIME_LOOP.masked(row.columns))
-        and row.rows > device.sms
+        and row.rows > AT_ONCE * device.sms
         and loop.masked(row.columns) > MOST_WAITED
     )
     return (
