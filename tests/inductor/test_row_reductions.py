@@ -891,9 +891,9 @@ ACROSS = {
 class RowsReadAcrossTest(BroadcastTestCase):
     """A program has several rows, whose columns are in the same sectors."""
 
-    def check(self, f, args, program, **options):
-        actual, code, found = self.compiled(f, *args, **options)
-        self.assertEqual(found, [PERSISTENT if program else REDUCTION])
+    def check(self, f, args, program, kinds=(REDUCTION,), **options):
+        actual, code, (found,) = self.compiled(f, *args, **options)
+        self.assertIn(found, (PERSISTENT,) if program else kinds)
         plan = re.search(r"'rows': (\d), 'num_warps': (\d)", code)
         self.assertEqual(plan and (int(plan[1]), int(plan[2])), program)
         expect = f(*(x.double() if x.is_floating_point() else x for x in args))
@@ -962,8 +962,9 @@ class RowsReadAcrossTest(BroadcastTestCase):
                     self.assertEqual(lies_across(elements, dep), expected, index)
 
     def test_few_rows(self):
-        """Some SMs would have none."""
-        self.check(with_bias, floats(7, 136, 136) + floats(136, 136), None)
+        """Some SMs would have none. A program of one is a loop or not, as upstream has it."""
+        args = floats(7, 136, 136) + floats(136, 136)
+        self.check(with_bias, args, None, (REDUCTION, PERSISTENT))
 
     def test_dynamic(self):
         """Rows by their hint; of how many columns a program has registers, is not known."""
