@@ -2618,13 +2618,13 @@ class ShortLoopConfigTest(TestCase):
         self.assertEqual(self.config(rows=8 * 132), LoopConfig(16, 4))
         self.assertEqual(self.config(rows=512, sms=64), LoopConfig(16, 4))
 
-    def sum_config(self, **row):
+    def sum_config(self, sms=132, cc=90, **row):
         """Of the parts of a sum of all elements; None where the runtime decides."""
         of_sum = {"read_again": 0, "loops": 1, "all_accesses": 2, "slots": 8}
         of_sum = {"rows": 528, "columns": 81920, "accesses": 2, "vector": 8, **of_sum}
         row = {**of_sum, "narrow": True, "widest": 2, **row}
         self.assertTrue(hasattr(looped_reduction, "sum_loop_config"))
-        device = DeviceModel.of(DeviceProperties("cuda", 0, 132, 90))
+        device = DeviceModel.of(DeviceProperties("cuda", 0, sms, cc))
         return looped_reduction.sum_loop_config(LoopedRows(**row), device)
 
     def test_few_long_sums(self):
@@ -2633,6 +2633,9 @@ class ShortLoopConfigTest(TestCase):
         wide = {"vector": 4, "widest": 4, "narrow": False}
         self.assertEqual(self.sum_config(**wide), LoopConfig(4, 32))
         self.assertEqual(self.sum_config(accesses=1), LoopConfig(4, 32))
+        # of as many rows for its SMs
+        self.assertEqual(self.sum_config(108, 80, rows=432), LoopConfig(8, 32))
+        self.assertIsNone(self.sum_config(108, 80, rows=3 * 108))
         self.assertEqual(self.sum_config(accesses=1, columns=81912), LoopConfig(8, 32))
         for other in (
             {"rows": 132},

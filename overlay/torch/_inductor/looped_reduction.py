@@ -34,13 +34,14 @@ from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .issue_slots import count_slots
 from .looped_rows import (
-    AT_ONCE,
     FEW_ROWS,
     long_loop,
     LoopConfig,
     LoopedRows,
     MOST_KEPT,
     MOST_WAITED,
+    MOST_WARPS,
+    rows_at_once,
     RUNTIME_LOOP,
     SHORT_ROW,
     VECTOR,
@@ -85,7 +86,7 @@ BLOCK = 2048
 SMALL_BLOCK, UNROLLED = 1024, 8
 # Of long rows, columns of a thread of an online softmax, and warps of its programs that an SM
 # has, as registers allow: of few rows, those of each share them.
-LONG_COLUMNS, LONG_WARPS, MOST_WARPS = 16, 48, 32
+LONG_COLUMNS, LONG_WARPS = 16, 48
 # With fewer, a row waits for its loads, and half the columns and twice the warps take as long.
 LEAST_WARPS = 8
 # Blocks of such a row: with fewer, what the last one masks is as much as others wait.
@@ -427,10 +428,11 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     of all elements are: a vector a thread, and half as many programs of 32 warps as an SM
     has of 16. None of other rows, and where those do not end together.
     """
-    waves = row.rows / (AT_ONCE * device.sms)
+    waves = row.rows / rows_at_once(device)
     if (
         row.columns <= SHORT_ROW
-        or not 1 < waves < FEW_ROWS / AT_ONCE
+        or row.rows >= FEW_ROWS * device.sms
+        or waves <= 1
         or math.ceil(waves) > LAST_WAVE * waves
         or row.loops > 1
         or row.online

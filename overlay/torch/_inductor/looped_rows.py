@@ -43,8 +43,8 @@ VECTOR = 4
 # What the last block may mask where an SM has several programs, as a share of the row: all of
 # them end with it.
 MOST_WAITED = 1 / 32
-# Rows, an SM, of which all are there at a time however many warps a program has.
-AT_ONCE = 2
+# Warps of a program, at most.
+MOST_WARPS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,11 @@ LOOPS = tuple(
 )
 
 
+def rows_at_once(device: DeviceModel) -> int:
+    """Rows that are there at a time, however many warps a program has."""
+    return device.sms * max(device.warps_per_sm // MOST_WARPS, 1)
+
+
 def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
     """Whether ``loop`` is one of those that were measured, and of ``row`` does not spill."""
     columns, num_warps = loop.columns_per_thread, loop.num_warps
@@ -139,7 +144,7 @@ def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
     # of rows that the runtime's block divides, the mask is all that there is to wait for
     waits = (
         not (row.online or row.welford or RUNTIME_LOOP.masked(row.columns))
-        and row.rows > AT_ONCE * device.sms
+        and row.rows > rows_at_once(device)
         and loop.masked(row.columns) > MOST_WAITED
     )
     return (
