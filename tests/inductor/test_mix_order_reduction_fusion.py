@@ -581,6 +581,9 @@ class EvenPartsTest(TestCase):
         # 144 programs would be less than a third of the GPU's
         self.assertEqual(self.parts(48, (3, 509, 509), 11), 11)
         self.assertEqual(self.parts(176, (3, 509, 509), 11), 3)
+        # no rows, and a range of one
+        self.assertEqual(self.parts(0, (64, 128, 128), 9), 9)
+        self.assertEqual(self.parts(64, (8 * 10007, 1), 4), 4)
         # of another device, or of sizes that are not known
         symbol = sympy.Symbol("s0", integer=True)
         self.assertEqual(self.parts(64, (64, symbol, symbol), 9), 9)

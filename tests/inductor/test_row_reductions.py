@@ -1878,6 +1878,27 @@ class LongLoopTest(TestCase):
         row = self.row(8192, 32000, read_again=0, kept=0, loops=1, slots=12)
         self.assertIs(self.loop(row, usual)[0], usual)
 
+    @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    @parametrize("name", ("softmax", "rms_norm", "quotient", "sum"))
+    def test_rows_that_nothing_is_known_of(self, name):
+        """As many as an index has, which is computed: not even a hint says how many."""
+        forms = {
+            "softmax": lambda x: torch.softmax(x, -1),
+            "rms_norm": lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True)),
+            "quotient": lambda x: x / x.abs().amax(-1, keepdim=True),
+            "sum": lambda x: x.sum(-1),
+        }
+
+        def f(x, chosen):
+            return forms[name](x[chosen.nonzero().squeeze(1)].float()).to(x.dtype)
+
+        x = torch.randn(4, SHORT_ROW + 2048, device=GPU_TYPE, dtype=torch.bfloat16)
+        chosen = torch.tensor([True, False, True, True], device=GPU_TYPE)
+        with inductor_config.patch(LONG):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), x, chosen)
+        self.assertEqual(actual, f(x, chosen), atol=0.5 if name == "sum" else 1e-2, rtol=1e-2)
+        self.assertNotIn("'loop': (", "".join(code))
+
     def test_rows(self):
         """What a kernel says of its rows."""
         seen = []
@@ -2618,13 +2639,14 @@ class ShortLoopConfigTest(TestCase):
         self.assertEqual(self.config(rows=8 * 132), LoopConfig(16, 4))
         self.assertEqual(self.config(rows=512, sms=64), LoopConfig(16, 4))
 
-    def sum_config(self, sms=132, cc=90, **row):
+    def sum_config(self, sms=132, cc=90, warps=64, **row):
         """Of the parts of a sum of all elements; None where the runtime decides."""
         of_sum = {"read_again": 0, "loops": 1, "all_accesses": 2, "slots": 8}
         of_sum = {"rows": 528, "columns": 81920, "accesses": 2, "vector": 8, **of_sum}
         row = {**of_sum, "narrow": True, "widest": 2, **row}
         self.assertTrue(hasattr(looped_reduction, "sum_loop_config"))
         device = DeviceModel.of(DeviceProperties("cuda", 0, sms, cc))
+        device = dataclasses.replace(device, warps_per_sm=warps)
         return looped_reduction.sum_loop_config(LoopedRows(**row), device)
 
     def test_few_long_sums(self):
@@ -2636,6 +2658,8 @@ class ShortLoopConfigTest(TestCase):
         # of as many rows for its SMs
         self.assertEqual(self.sum_config(108, 80, rows=432), LoopConfig(8, 32))
         self.assertIsNone(self.sum_config(108, 80, rows=3 * 108))
+        # an SM has 48 warps, of which a program would leave 16
+        self.assertIsNone(self.sum_config(84, 86, warps=48, rows=336))
         self.assertEqual(self.sum_config(accesses=1, columns=81912), LoopConfig(8, 32))
         for other in (
             {"rows": 132},

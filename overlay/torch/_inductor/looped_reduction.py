@@ -426,12 +426,13 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     """
     Of few long rows that are read once, by whole vectors of one type, as the parts of a sum
     of all elements are: a vector a thread, and half as many programs of 32 warps as an SM
-    has of 16. None of other rows, and where those do not end together.
+    has of 16. None of other rows, and where those do not fill an SM, or do not end together.
     """
     waves = row.rows / rows_at_once(device)
     if (
         row.columns <= SHORT_ROW
         or row.rows >= FEW_ROWS * device.sms
+        or device.warps_per_sm % MOST_WARPS > 0
         or waves <= 1
         or math.ceil(waves) > LAST_WAVE * waves
         or row.loops > 1
@@ -476,7 +477,8 @@ def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     if properties.type != "cuda":
         return None
     row, device = looped_rows(features), DeviceModel.of(properties)
-    if row.accesses > MAX_ACCESSES:
+    # rows of which nothing is known, not even by a hint, are none
+    if row.rows == 0 or row.accesses > MAX_ACCESSES:
         return None
     decide = online_softmax_config if row.online else short_loop_config
     found = sum_loop_config(row, device)

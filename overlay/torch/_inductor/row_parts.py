@@ -40,7 +40,7 @@ SHORTEST, LOWERING_SHORTEST = 4096, 8192
 SMALL_WAVES = 1.5
 # Parts, by how many lowering aims at: so many times as few, or as many.
 RANGE = 4
-# Elements that a program takes the time of before its first and after its last.
+# Before its first element and after its last, a program takes the time of so many.
 STARTUP = 1024
 # Threads of a program of the runtime's loop.
 THREADS = 512
@@ -64,18 +64,21 @@ def even_parts(
     split into ``parts``: equal ones, that hold whole indices of all ranges but one, if there
     are any about as many.
     """
-    if properties.type != "cuda" or not all(
-        isinstance(each, (int, sympy.Integer)) for each in ranges
+    if (
+        properties.type != "cuda"
+        or rows == 0
+        or not all(isinstance(each, (int, sympy.Integer)) for each in ranges)
     ):
         return parts
-    columns = math.prod(map(int, ranges))
+    extents = [int(each) for each in ranges if each != 1]
+    columns = math.prod(extents)
     is_short = columns <= parts * LOWERING_SHORTEST
     waves = rows * parts / programs_at_a_time(properties)
     is_small = is_short and waves < SMALL_WAVES
     fewest = parts if is_small else max(2, parts / RANGE)
     whole = [
         each
-        for each in whole_parts([int(each) for each in ranges])
+        for each in whole_parts(extents)
         if fewest <= each <= parts * RANGE and columns // each >= SHORTEST
     ]
     if is_short and parts in whole:
