@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from graft.cases import Case
+from graft.cases.scaled import matrix, two
 
 SHAPES = {
     "default": [(8192, 5120)],
@@ -25,13 +26,6 @@ SHAPES = {
         (100, 250000),
     ],
 }
-
-
-def _tensors(count):
-    def make(shape, dtype, device):
-        return tuple(torch.randn(shape, device=device).to(dtype) for _ in range(count))
-
-    return make
 
 
 def total_sum(x):
@@ -57,12 +51,12 @@ def bce_loss(x, target):
 
 
 CASES = [
-    Case(fn.__name__, title, fn, _tensors(count), SHAPES, ("bf16", "fp32"))
-    for fn, title, count in (
-        (total_sum, "the sum of all elements", 1),
-        (total_norm, "the 2-norm of all elements", 1),
-        (mse_loss, "mean squared error", 2),
-        (smooth_l1_loss, "smooth L1 loss", 2),
-        (bce_loss, "binary cross entropy of logits", 2),
+    Case(fn.__name__, title, fn, inputs, SHAPES, ("bf16", "fp32"))
+    for fn, title, inputs in (
+        (total_sum, "the sum of all elements", matrix),
+        (total_norm, "the 2-norm of all elements", matrix),
+        (mse_loss, "mean squared error", two),
+        (smooth_l1_loss, "smooth L1 loss", two),
+        (bce_loss, "binary cross entropy of logits", two),
     )
 ]
