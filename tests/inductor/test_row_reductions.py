@@ -863,6 +863,9 @@ def added_tokens(x, channels_first):
     return torch.nn.functional.layer_norm(y, y.shape[-1:]), y
 
 
+PLAN = "rows", "num_warps", "sharing_programs"
+
+
 def as_parts(x):
     return x if isinstance(x, tuple) else (x,)
 
@@ -1010,6 +1013,141 @@ class RowsReadAcrossTest(BroadcastTestCase):
         ):
             _, code, _ = self.compiled(f, *args) if f is not shared else self.compiled(f, x, x)
             self.assertNotIn("'rows'", code)
+
+
+def crossed(x, y):
+    """Two reads and a write across, and one along."""
+    z = x + y
+    columns = (z.shape[1],)
+    return z, torch.nn.functional.layer_norm(z.transpose(1, 2).float(), columns).type_as(z)
+
+
+def to_last(x, y):
+    z = torch.softmax((x + y).transpose(1, 2).float(), -1)
+    return z.type_as(x)
+
+
+def moments(x, y):
+    z = x + y.transpose(1, 2)
+    return z, *torch.var_mean(z.transpose(1, 2).float(), -1)
+
+
+def unit_channels(x):
+    return torch.nn.functional.normalize(x, dim=1)
+
+
+def by_feature(x):
+    return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+
+def first(x):
+    return torch.softmax(x.float(), 0).type_as(x)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class ManyRowsReadAcrossTest(BroadcastTestCase):
+    """Of tensors that lie across a program has the rows of a sector of half types."""
+
+    def check(self, f, args, compiled):
+        actual, code, found = compiled(f, *args)
+        expect = f(*(x.double() for x in args))
+        for one, right in zip(as_parts(actual), as_parts(expect), strict=True):
+            tolerance = 0.03 if args[0].dtype == torch.bfloat16 else 2e-5
+            self.assertEqual(one.double(), right.double(), atol=tolerance, rtol=tolerance)
+        plan = (re.search(rf"'{key}': (\d+)", code) for key in PLAN)
+        return tuple(int(each[1]) if each else 0 for each in plan), found
+
+    def plan(self, f, columns, rows, dtype, batch=8):
+        """Rows, warps and sharing programs where the GPU has four SMs."""
+        x = torch.randn(batch, columns, rows, device=GPU_TYPE).to(dtype)
+        y = torch.randn(batch, *((rows, columns) if f is moments else x.shape[1:]), device=GPU_TYPE)
+        of = DeviceModel.of
+        four = mock.patch.object(
+            DeviceModel, "of", staticmethod(lambda d: dataclasses.replace(of(d), sms=4))
+        )
+        with four:
+            plan, (found,) = self.check(f, (x, y.to(dtype)), self.compiled)
+        self.assertEqual(found, PERSISTENT if plan[0] else REDUCTION)
+        return plan
+
+    @parametrize("f", (crossed, to_last, moments))
+    def test_rows_and_warps(self, f):
+        for columns, rows, dtype, expected in (
+            (300, 36, torch.bfloat16, (16, 4, 0)),
+            (300, 37, torch.bfloat16, (16, 4, 0)),
+            (300, 37, torch.float32, (16, 4, 0)),
+            (600, 36, torch.bfloat16, (16, 8, 2)),
+            (600, 38, torch.bfloat16, (16, 8, 0)),
+            # each with an address of its own, or of which a sector has eight
+            (600, 37, torch.bfloat16, (8, 4, 0)),
+            (600, 36, torch.float32, (8, 4, 0)),
+        ):
+            found = self.plan(f, columns, rows, dtype)
+            self.assertEqual(found, expected, (columns, rows, dtype))
+
+    def test_whole_lines(self):
+        """A loop reads whole lines, where not as much is along the rows."""
+        self.assertEqual(self.plan(crossed, 600, 64, torch.bfloat16, 5), (0, 0, 0))
+        self.assertEqual(self.plan(to_last, 600, 64, torch.bfloat16, 5), (16, 8, 2))
+        self.assertEqual(self.plan(crossed, 300, 64, torch.bfloat16, 5), (16, 4, 0))
+        # and so few rows would be split
+        self.assertEqual(self.plan(crossed, 600, 64, torch.bfloat16, 3), (16, 8, 2))
+
+    def few(self, f, *args):
+        torch._dynamo.reset()
+        with inductor_config.patch({**LONG, "split_reductions": True}):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        code = "\n".join(code)
+        return actual, code, re.findall(r"@triton_heuristics\.(\w+)\(", code)
+
+    def rows(self, share=1.2):
+        """As many as lowering would split, 16 of an SM and more."""
+        device = DeviceProperties.create(torch.device(GPU_TYPE))
+        return int(16 * share * device.multi_processor_count)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_few_rows(self, dtype):
+        """What is made of rows that are read across is one kernel with their reductions."""
+        n = self.rows()
+        for f, *shapes in (
+            (crossed, (1, 200, n), (1, 200, n)),
+            (to_last, (2, 200, n // 2 + 9), (2, 200, n // 2 + 9)),
+            (unit_channels, (1, 200, n)),
+            (by_feature, (200, n)),
+            (first, (200, n)),
+        ):
+            args = [torch.randn(shape, device=GPU_TYPE).to(dtype) for shape in shapes]
+            (rows, warps, _), found = self.check(f, args, self.few)
+            self.assertEqual(((rows, warps), found), ((16, 4), [PERSISTENT]), f)
+
+    def test_few_rows_that_are_split(self):
+        n = self.rows()
+        for f, *shape in (
+            (lambda x: x.sum(0), 200, n),
+            (first, 200, self.rows(0.9)),
+            # one at a time, with an address each
+            (first, 520, n // 2 * 2 + 1),
+        ):
+            _, found = self.check(f, floats(*shape), self.few)
+            self.assertGreater(len(found), 1, shape)
+        plan, found = self.check(first, floats(520, n // 2 * 2), self.few)
+        self.assertEqual((plan, found), ((8, 4, 0), [PERSISTENT]))
+
+    def test_which_are_split(self):
+        def whole(rows, columns, sms=132, **knobs):
+            device = DeviceProperties("cuda", 0, sms, 90)
+            with (
+                V.set_graph_handler(SimpleNamespace(current_node=None)),
+                inductor_config.patch({**LONG, **knobs}),
+            ):
+                return rows_read_across.leaves_rows_whole_across(device, rows, columns)
+
+        self.assertTrue(whole(2112, 1024))
+        self.assertFalse(whole(2111, 1024))
+        self.assertTrue(whole(2111, 1024, sms=108))
+        self.assertFalse(whole(2112, 1025))
+        self.assertFalse(whole(2112, 1024, **{"triton.persistent_reduction_max_numel": 1024}))
 
 
 class PersistentPolicyTest(TestCase):

@@ -133,6 +133,7 @@ class Loops:
     online_softmax: whether a loop has the maximum and the sum of exponentials
     plain: whether loops compute nothing but arithmetic, and the last alone stores
     across: whether adjacent elements of an input are of other rows
+    turned: whether rows of which something is read across are stored as well
     together: the program of several rows that are read across
     again: what more than one loop does
     vector: adjacent columns that a thread loads at once, of ``unaligned_bytes`` or ``vectors``
@@ -154,6 +155,7 @@ class Loops:
     online_softmax: bool
     plain: bool = False
     across: bool = False
+    turned: bool = False
     together: Optional[RowProgram] = None
     again: Again = NOTHING_AGAIN
     vector: int = 1
@@ -409,10 +411,8 @@ class Loops:
 
 
 def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
-    """
-    None where the size of a row is dynamic, and on other GPUs than NVIDIA's: threads and
-    registers are counted as theirs.
-    """
+    """None where the size of a row is dynamic, and on other GPUs than NVIDIA's: threads and
+    registers are counted as theirs."""
     device = DeviceProperties.create(V.graph.get_current_device_or_throw())
     if features.reduction_numel.free_symbols or device.type != "cuda":
         return None
@@ -445,6 +445,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         vectors=vectors,
         stores_last=stores_last,
         across=across,
+        turned=across and stored.count_per_thread > stored.count_per_thread_broadcast,
         together=rows_together(features) if across else None,
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
@@ -468,7 +469,7 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
         return "a program of one row reads across the rows"
     if row.rnumel > max_rnumel:
         return f"{row.rnumel} columns are more than {max_rnumel}"
-    if row.loops < 2 and not row.online_softmax:
+    if row.loops < 2 and not (row.online_softmax or row.turned):
         return "one loop does all"
     if row.together is not None:
         return None
@@ -488,10 +489,8 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
 
 
 def num_warps(row: Loops) -> Optional[int]:
-    """
-    The fewest warps that hold the row at once, by what it loads, or what is live at its
-    reductions; None where it is too long for any.
-    """
+    """The fewest warps that hold the row at once, by what it loads, or what is live at its
+    reductions; None where it is too long for any."""
     for warps in NUM_WARPS:
         if row.is_held_by(warps):
             return warps

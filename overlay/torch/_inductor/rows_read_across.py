@@ -5,38 +5,96 @@ Where adjacent elements of an input are of adjacent rows, as of a transposed bia
 is gathered from a row of its own, the columns of a row are each in another sector of memory. A
 program of one row loads a sector for every column, of which it uses an element. Those of the rows
 beside it are in the same sectors: a program of several rows loads each once.
+
+A loop has as many rows, of which it holds a few columns at a time. What lies along the rows, as a
+tensor that is added or the result, it accesses in pieces as short. So where something does, such
+rows are held. Where all lies across, loops are as good, as long as there are rows for all SMs: few
+rows are split by lowering, in up to five kernels, and are better held by one.
 """
 
 from __future__ import annotations
 
 from typing import Optional, TYPE_CHECKING
 
-from . import ir
-from .device_model import DeviceModel
+from . import config, ir
+from .device_model import DeviceModel, LINE_BYTES
 from .mix_order_accesses import accessed_numel
-from .row_accesses import has_reduction, loaded, moves_along_rows, WORD_BYTES
-from .row_program import RowProgram
+from .row_accesses import (
+    HALF_BYTES,
+    has_reduction,
+    is_of_rows,
+    is_read_both_ways,
+    lies_across,
+    loaded,
+    moves_along_rows,
+    reads_across_rows,
+    WORD_BYTES,
+)
+from .row_program import RowProgram, UPSTREAM_COLUMNS
 from .runtime.hints import DeviceProperties
 from .runtime.registers import MAX_REGISTERS_PER_THREAD, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, last_power_of_2, next_power_of_2
+from .vector_width import aligned_columns
 from .virtualized import V
+from .whole_rows import is_used_along_rows, tensors_of
 
 
 if TYPE_CHECKING:
     from .codegen.simd_kernel_features import SIMDKernelFeatures
+    from .dependencies import MemoryDep
 
 
-# Rows of such a program, at most: those of a sector of float32. Twice as many are 0.97 to 1.09
-# times as fast where the rows are short, and slower where they are long.
-ROWS = 8
+# Rows of such a program, at most: those of a sector of float32. Where all of the rows' elements
+# lie across, those of a sector of half types; and of words too, as long as the rows are short.
+ROWS, MANY_ROWS, SHORT_COLUMNS = 8, 16, 512
 # With fewer, loops are as good.
 LEAST_ROWS = 4
 # Columns of a row that a thread has, the most that its registers have room for.
 COLUMNS_PER_THREAD = (64, 32)
-# Warps, at least; one has twice the columns, or half of the rows.
-LEAST_WARPS = 2
+# Warps, at least; one has twice the columns, or half of the rows. Of ``MANY_ROWS``.
+LEAST_WARPS, LEAST_WARPS_OF_MANY = 2, 4
 # Programs of an SM, of which each has its share of the registers for what it loads.
 PROGRAMS_PER_SM = 2
+# for addresses, masks and temporaries
+OTHER_REGISTERS = 28
+# Adjacent rows that a thread loads at once, at least, where it keeps to such a share: with fewer,
+# what it has for addresses would be spilled.
+SHARING_VECTOR = 4
+# Accesses across the rows for one along them, at most, where rows are better held than looped.
+MOST_ACROSS = 4
+# Rows of an SM from which on lowering splits none that are read across (``Reduction.num_splits``).
+UNSPLIT_ROWS_PER_SM = 2 * 32
+
+
+def is_held_across(features: SIMDKernelFeatures) -> bool:
+    """
+    Whether rows are read across, and something lies along them as well, or they are few; of
+    up to ``UPSTREAM_COLUMNS``, unless no less lies along than across.
+
+    A loop loads whole lines of rows that are a multiple of one, as long as all lie across, and a
+    tile of many long rows takes longer.
+    """
+    if is_read_both_ways(features):
+        return True
+    scores, sizevars = features.tiling_scores, V.graph.sizevars
+    if (
+        not scores
+        or scores.keys() != {"x", "r0_"}
+        or not sizevars.statically_known_leq(features.reduction_numel, UPSTREAM_COLUMNS)
+    ):
+        return False
+    program = rows_together(features)
+    if program is None or not (across := rows_across(features)):
+        return False
+    device = DeviceModel.of(DeviceProperties.create(V.graph.get_current_device_or_throw()))
+    if sizevars.optimization_hint(features.numel) < UNSPLIT_ROWS_PER_SM * device.sms:
+        return True
+    if MOST_ACROSS * scores["r0_"] < scores["x"]:
+        return False
+    is_long = sizevars.statically_known_geq(features.reduction_numel, SHORT_COLUMNS + 1)
+    return not (
+        is_long and program.rows == MANY_ROWS and all(is_of_whole_lines(dep) for dep in across)
+    )
 
 
 def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
@@ -50,9 +108,12 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     if columns.free_symbols or device.type != "cuda":
         return None
     model = DeviceModel.of(device)
-    if V.graph.sizevars.optimization_hint(rows) < ROWS * model.sms or scatters(features):
+    count = V.graph.sizevars.optimization_hint(rows)
+    if count < ROWS * model.sms or scatters(features):
         return None
     padded, words = next_power_of_2(int(columns)), words_of_column(features)
+    if count >= MANY_ROWS * model.sms and (program := many_rows(features, padded, words)):
+        return program
     together = min(ROWS, model.registers_per_sm // (PROGRAMS_PER_SM * words * padded))
     held = [n for n in COLUMNS_PER_THREAD if n * words <= MAX_REGISTERS_PER_THREAD]
     if together < LEAST_ROWS or not held:
@@ -60,6 +121,77 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     together = last_power_of_2(together)
     warps = together * padded // (held[0] * THREADS_PER_WARP)
     return RowProgram(together, max(LEAST_WARPS, warps))
+
+
+def many_rows(
+    features: SIMDKernelFeatures, padded: int, words: int
+) -> Optional[RowProgram]:
+    """
+    The program of ``MANY_ROWS`` of so many ``padded`` columns, of which each loads ``words``;
+    None where ``ROWS`` are as good.
+    """
+    across = rows_across(features)
+    if not across or padded > UPSTREAM_COLUMNS:
+        return None
+    vector = min(map(aligned_columns, across))
+    is_short = padded <= SHORT_COLUMNS
+    is_half = all(V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES for dep in across)
+    if not is_short and (not is_half or vector == 1):
+        return None
+    held = [
+        n for n in COLUMNS_PER_THREAD if n * words + OTHER_REGISTERS <= MAX_REGISTERS_PER_THREAD
+    ]
+    if not held or (held[0] < COLUMNS_PER_THREAD[0] and not is_short):
+        return None
+    warps = MANY_ROWS * padded // (held[0] * THREADS_PER_WARP)
+    shares = not is_short and vector >= SHARING_VECTOR
+    return RowProgram(
+        MANY_ROWS,
+        max(LEAST_WARPS_OF_MANY, warps),
+        sharing_programs=PROGRAMS_PER_SM if shares else 0,
+    )
+
+
+def rows_across(features: SIMDKernelFeatures) -> list[MemoryDep]:
+    """What is loaded of each row and column, and lies across the rows."""
+    return [
+        dep
+        for dep in loaded(features)
+        if not dep.is_indirect() and is_of_rows(features, dep) and lies_across(features, dep)
+    ]
+
+
+def is_of_whole_lines(dep: MemoryDep) -> bool:
+    """Whether columns that ``dep`` reads across the rows all begin at a line of the cache."""
+    itemsize = V.graph.get_dtype(dep.name).itemsize
+    return aligned_columns(dep, LINE_BYTES) * itemsize == LINE_BYTES
+
+
+def leaves_rows_whole_across(device: DeviceProperties, rows: int, columns: int) -> bool:
+    """
+    Whether ``rows`` of so many ``columns`` that the current node reduces, both static or as hinted,
+    and reads across, are not split for their small number: what is made of each row is then in
+    one kernel with its reductions, which programs of ``MANY_ROWS`` hold.
+
+    Long rows are, where a thread would load one at a time: its addresses leave no registers.
+    """
+    return (
+        device.type == "cuda"
+        and rows >= MANY_ROWS * DeviceModel.of(device).sms
+        and columns <= UPSTREAM_COLUMNS < config.triton.persistent_reduction_max_numel
+        and (columns <= SHORT_COLUMNS or not is_odd_across(rows * columns))
+        and is_used_along_rows(rows * columns)
+    )
+
+
+def is_odd_across(elements: int) -> bool:
+    """Whether the current node reduces what so many ``elements`` at an odd stride are made to."""
+    node = V.graph.current_node
+    return node is not None and any(
+        stride % 2 and stride > 1
+        for each in tensors_of(node, elements)
+        for stride in each.meta["val"].stride()
+    )
 
 
 def scatters(features: SIMDKernelFeatures) -> bool:

@@ -102,18 +102,18 @@ def accesses(
     return found
 
 
-def aligned_columns(dep: MemoryDep) -> int:
+def aligned_columns(dep: MemoryDep, most_bytes: int = VECTOR_BYTES) -> int:
     """
-    Adjacent columns that a thread can load at once of rows that begin where ``dep``
-    says: 1 where their stride is odd.
+    Adjacent columns that a thread can load at once, or that are in so many bytes, of rows that
+    begin where ``dep`` says: 1 where their stride is odd.
     """
-    alignment = VECTOR_BYTES
+    alignment = most_bytes
     for term in sympy.Add.make_args(sympy.expand(dep.index)):
         stride, rest = term.as_coeff_Mul()
         if stride != 1 or rest == 1 or rest.free_symbols - dep.ranges.keys():
             alignment = math.gcd(alignment, int(stride))
     itemsize = V.graph.get_dtype(dep.name).itemsize
-    return max(1, min(alignment, VECTOR_BYTES // itemsize))
+    return max(1, min(alignment, most_bytes // itemsize))
 
 
 def row_vectors(

@@ -20,6 +20,7 @@ from .triton import IndexingOptions, TritonKernel
 
 if TYPE_CHECKING:
     from ..block_reduction_tile import BlockReductionTile
+    from ..row_program import RowProgram
     from ..utils import IndentedBuffer
     from .simd import IterationRangesRoot
     from .triton import BlockDescriptorOptions
@@ -37,6 +38,11 @@ class BlockReductionKernel(TritonKernel):
             and not self.is_combo_kernel
             and isinstance(self.block_reduction_tile, YFirstTile)
         )
+
+    def row_program(self) -> Optional[RowProgram]:
+        # what reads and writes across the rows has a tile of them
+        is_tiled = isinstance(self.block_reduction_tile, AsReadTile)
+        return None if is_tiled else super().row_program()
 
     def should_use_persistent_reduction(self) -> bool:
         if self.inside_reduction and self.block_reduction_tile is not None:
