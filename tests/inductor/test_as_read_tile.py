@@ -16,6 +16,7 @@ from test_reduction_tiling import (
     TILED,
 )
 from torch._inductor import block_reduction_order
+from torch._inductor import as_read_tile as as_read
 from torch._inductor.as_read_tile import as_read_tile
 from torch._inductor.codegen import triton_utils
 from torch._inductor.device_model import DeviceModel
@@ -306,6 +307,31 @@ class ChooseAsReadTileTest(TestCase):
         names = type(wide.buffers)([f"buf{i}" for i in range(reads)])
         tile = self.choose([dataclasses.replace(wide, buffers=names)], [wide], r0_=values)
         self.assertEqual((tile.blocks["XBLOCK"], tile.num_warps), (columns, num_warps))
+
+    @parametrize("itemsize", (2, 4))
+    def test_rows_that_begin_anywhere(self, itemsize):
+        """Where each value has an address, half as many fit in registers."""
+        odd = dataclasses.replace(access(2**26, itemsize, x=128), row_alignment=itemsize)
+        self.assertIsNotNone(self.choose([odd], [odd], r0_=512))
+        self.assertIsNone(self.choose([odd], [odd], r0_=520))
+        self.assertIsNone(self.choose([odd], r0_=520))
+        even = dataclasses.replace(odd, row_alignment=2 * itemsize)
+        self.assertIsNotNone(self.choose([even], [even], r0_=520))
+
+    def test_looped_as_fast(self):
+        """Half types in rows of whole lines, a quarter of which would be padding."""
+        self.assertTrue(hasattr(as_read, "is_looped_as_fast"))
+
+        def looped(values, reads=READ, writes=WRITE):
+            return as_read.is_looped_as_fast([reads], [writes], {**SIZES, "r0_": values})
+
+        self.assertTrue(looped(320))
+        self.assertFalse(looped(410))
+        self.assertTrue(looped(768))
+        self.assertFalse(looped(150))
+        self.assertFalse(looped(768, access(2**26, 4, x=128)))
+        self.assertFalse(looped(768, dataclasses.replace(READ, row_alignment=64)))
+        self.assertFalse(looped(768, writes=dataclasses.replace(WRITE, row_alignment=64)))
 
     @parametrize("values,rows,num_warps", ((16, 4, 4), (32, 4, 4), (64, 4, 8), (128, 2, 8), (256, 2, 8)))
     def test_results_of_blocks_in_another_order(self, values, rows, num_warps):

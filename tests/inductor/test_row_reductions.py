@@ -297,7 +297,11 @@ class LongRowsTest(TestCase):
         self.check(softmax_of_floats, (3, 9001), PERSISTENT)
         self.check(softmax_of_floats, (3, 10501), REDUCTION)
 
-        def mixed(x, y):
+        def one_tensor(x, _):
+    return torch.nn.functional.layer_norm(x.transpose(1, 2), x.shape[1:2])
+
+
+def mixed(x, y):
             return rms_norm(x.float() + y)
 
         args = [torch.randn(3, 1237, device=GPU_TYPE) for _ in range(2)]
@@ -1036,6 +1040,10 @@ def unit_channels(x):
     return torch.nn.functional.normalize(x, dim=1)
 
 
+def mixed(x, y):
+    return unit_channels(x + y.transpose(1, 2))
+
+
 def by_feature(x):
     return torch.nn.functional.batch_norm(x, None, None, training=True)
 
@@ -1086,13 +1094,20 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
             found = self.plan(f, columns, rows, dtype)
             self.assertEqual(found, expected, (columns, rows, dtype))
 
-    def test_whole_lines(self):
-        """A loop reads whole lines, where not as much is along the rows."""
-        self.assertEqual(self.plan(crossed, 600, 64, torch.bfloat16, 5), (0, 0, 0))
-        self.assertEqual(self.plan(to_last, 600, 64, torch.bfloat16, 5), (16, 8, 2))
-        self.assertEqual(self.plan(crossed, 300, 64, torch.bfloat16, 5), (16, 4, 0))
-        # and so few rows would be split
-        self.assertEqual(self.plan(crossed, 600, 64, torch.bfloat16, 3), (16, 8, 2))
+    def test_looped_as_fast(self):
+        """Where columns are in the same sets of the cache, and words that begin anywhere."""
+        with mock.patch.object(rows_read_across, "SET_BYTES", 128):
+            self.assertEqual(self.plan(crossed, 600, 64, torch.bfloat16, 5), (0, 0, 0))
+            self.assertEqual(self.plan(crossed, 600, 32, torch.bfloat16, 10), (16, 8, 2))
+            # a loop would compute exponentials again, and has one tensor across
+            self.assertEqual(self.plan(to_last, 600, 64, torch.bfloat16, 5), (16, 8, 2))
+            for f in (moments, one_tensor):
+                self.assertEqual(self.plan(f, 600, 64, torch.bfloat16, 5), (16, 8, 2))
+            self.assertEqual(self.plan(crossed, 300, 64, torch.bfloat16, 5), (16, 4, 0))
+            # so few rows would be split
+            self.assertEqual(self.plan(crossed, 600, 64, torch.bfloat16, 3), (16, 8, 2))
+        self.assertEqual(self.plan(crossed, 600, 37, torch.float32), (0, 0, 0))
+        self.assertEqual(self.plan(to_last, 600, 37, torch.float32), (8, 4, 0))
 
     def few(self, f, *args):
         torch._dynamo.reset()
@@ -1131,6 +1146,9 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
         ):
             _, found = self.check(f, floats(*shape), self.few)
             self.assertGreater(len(found), 1, shape)
+        # of which one lies along
+        _, found = self.check(mixed, floats(1, 200, n) + floats(1, n, 200), self.few)
+        self.assertGreater(len(found), 1)
         plan, found = self.check(first, floats(520, n // 2 * 2), self.few)
         self.assertEqual((plan, found), ((8, 4, 0), [PERSISTENT]))
 

@@ -34,6 +34,7 @@ from .block_reduction_tile import (
     SECTOR_BYTES,
 )
 from .device_model import DeviceModel, LINE_BYTES
+from .row_accesses import HALF_BYTES
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .utils import ceildiv
@@ -55,6 +56,8 @@ LONG_BLOCK = 128
 MIN_VALUES = 2048
 MAX_VALUES = 16384
 BLOCKS_IN_A_ROW = 4
+# Values of a tile beyond those of the reduction, for each of those.
+PADDING = 1 / 4
 # Registers of a thread for what is not the values that it reads.
 OTHER_REGISTERS = 56
 # Up to so many warps a thread has ELEMENTS_PER_THREAD values, and then twice as many.
@@ -102,6 +105,9 @@ def as_read_tile(
         and blocks[along] * widest > LINE_BYTES // 2
     ):
         blocks[along] //= 2
+    begins_anywhere = any(a.row_alignment == a.itemsize for a in main)
+    if begins_anywhere and values * blocks[along] > MAX_VALUES:
+        return None  # each value has an address, and registers are spilled
     # Results of blocks that go on along another dimension are longer runs.
     for prefix in OrderedSet(a.along for a in writes) - OrderedSet([along, "r0_", None]):
         while (
@@ -115,6 +121,23 @@ def as_read_tile(
         {prefix.upper() + "BLOCK": block for prefix, block in blocks.items()},
         _num_warps(values * math.prod(blocks.values())),
         {name: lane * a.itemsize for a in main for name in a.buffers},
+    )
+
+
+def is_looped_as_fast(reads: list[Access], writes: list[Access], sizes: dict[str, int]) -> bool:
+    """
+    Whether a loop that computes little is as fast as an ``AsReadTile``: one of half types in rows
+    of whole lines, of which the tile would be padded by a quarter or more.
+    """
+    values = next_power_of_2(sizes["r0_"])
+    return (
+        values > 2 * LONG_BLOCK
+        and values > (1 + PADDING) * sizes["r0_"]
+        and all(
+            a.itemsize <= HALF_BYTES and a.row_alignment == LINE_BYTES
+            for accesses in main_accesses(reads, writes)
+            for a in accesses
+        )
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from .as_read_tile import as_read_tile
+from .as_read_tile import as_read_tile, is_looped_as_fast
 from .block_reduction_tile import (
     Access,
     accesses_of_blocks,
@@ -24,6 +24,7 @@ from .block_reduction_tile import (
     size_hints,
 )
 from .device_model import DeviceModel
+from .row_accesses import has_online_softmax
 from .runtime.hints import DeviceProperties
 from .runtime.launch_plan import LaunchPlan
 from .runtime.registers import all_registers
@@ -85,7 +86,8 @@ def ordered_tile(
     properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
     device = DeviceModel.of(properties)
     if as_read := as_read_tile(reads, writes, sizes, device):
-        return as_read
+        is_light = not has_online_softmax(features)
+        return None if is_light and is_looped_as_fast(reads, writes, sizes) else as_read
     if (tile := choose_tile(reads, writes, sizes)) is None:
         return None
     may_widen = computes_little(features, reads)

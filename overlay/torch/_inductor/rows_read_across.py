@@ -16,18 +16,21 @@ from __future__ import annotations
 
 from typing import Optional, TYPE_CHECKING
 
+from torch.utils._ordered_set import OrderedSet
+
 from . import config, ir
-from .device_model import DeviceModel, LINE_BYTES
+from .device_model import DeviceModel
+from .ir import convert_shape_to_inductor
 from .mix_order_accesses import accessed_numel
 from .row_accesses import (
     HALF_BYTES,
+    has_online_softmax,
     has_reduction,
     is_of_rows,
     is_read_both_ways,
     lies_across,
     loaded,
     moves_along_rows,
-    reads_across_rows,
     WORD_BYTES,
 )
 from .row_program import RowProgram, UPSTREAM_COLUMNS
@@ -62,6 +65,9 @@ OTHER_REGISTERS = 28
 SHARING_VECTOR = 4
 # Accesses across the rows for one along them, at most, where rows are better held than looped.
 MOST_ACROSS = 4
+# Bytes from one column to the next, of which a multiple is slow for a tile: on an H200 its sectors
+# are then in few sets of the cache. Of a multiple of half as many it is not.
+SET_BYTES = 2048
 # Rows of an SM from which on lowering splits none that are read across (``Reduction.num_splits``).
 UNSPLIT_ROWS_PER_SM = 2 * 32
 
@@ -70,30 +76,40 @@ def is_held_across(features: SIMDKernelFeatures) -> bool:
     """
     Whether rows are read across, and something lies along them as well, or they are few; of
     up to ``UPSTREAM_COLUMNS``, unless no less lies along than across.
-
-    A loop loads whole lines of rows that are a multiple of one, as long as all lie across, and a
-    tile of many long rows takes longer.
     """
-    if is_read_both_ways(features):
-        return True
     scores, sizevars = features.tiling_scores, V.graph.sizevars
-    if (
-        not scores
-        or scores.keys() != {"x", "r0_"}
-        or not sizevars.statically_known_leq(features.reduction_numel, UPSTREAM_COLUMNS)
+    if not scores or scores.keys() != {"x", "r0_"}:
+        return False
+    is_both_ways = is_read_both_ways(features)
+    if not is_both_ways and not sizevars.statically_known_leq(
+        features.reduction_numel, UPSTREAM_COLUMNS
     ):
         return False
-    program = rows_together(features)
-    if program is None or not (across := rows_across(features)):
-        return False
+    program, across = rows_together(features), rows_across(features)
+    if program is None or not across:
+        return is_both_ways
     device = DeviceModel.of(DeviceProperties.create(V.graph.get_current_device_or_throw()))
     if sizevars.optimization_hint(features.numel) < UNSPLIT_ROWS_PER_SM * device.sms:
         return True
-    if MOST_ACROSS * scores["r0_"] < scores["x"]:
+    lies_along = is_both_ways or MOST_ACROSS * scores["r0_"] >= scores["x"]
+    return lies_along and not is_looped_as_fast(features, across)
+
+
+def is_looped_as_fast(features: SIMDKernelFeatures, across: list[MemoryDep]) -> bool:
+    """
+    Whether a loop is as fast as a program of several rows: of long ones, of words that a thread
+    loads one at a time, or of several tensors of half types, whose columns are in the same sets
+    of the cache.
+    """
+    columns, sizevars = features.reduction_numel, V.graph.sizevars
+    if has_online_softmax(features) or sizevars.statically_known_leq(columns, SHORT_COLUMNS):
         return False
-    is_long = sizevars.statically_known_geq(features.reduction_numel, SHORT_COLUMNS + 1)
-    return not (
-        is_long and program.rows == MANY_ROWS and all(is_of_whole_lines(dep) for dep in across)
+    if not all(V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES for dep in across):
+        return min(map(aligned_columns, across)) == 1 and not is_read_both_ways(features)
+    are_several = len(OrderedSet(dep.name for dep in across)) > 1
+    return are_several and all(
+        aligned_columns(dep, SET_BYTES) * V.graph.get_dtype(dep.name).itemsize == SET_BYTES
+        for dep in across
     )
 
 
@@ -161,37 +177,40 @@ def rows_across(features: SIMDKernelFeatures) -> list[MemoryDep]:
     ]
 
 
-def is_of_whole_lines(dep: MemoryDep) -> bool:
-    """Whether columns that ``dep`` reads across the rows all begin at a line of the cache."""
-    itemsize = V.graph.get_dtype(dep.name).itemsize
-    return aligned_columns(dep, LINE_BYTES) * itemsize == LINE_BYTES
-
-
 def leaves_rows_whole_across(device: DeviceProperties, rows: int, columns: int) -> bool:
     """
     Whether ``rows`` of so many ``columns`` that the current node reduces, both static or as hinted,
     and reads across, are not split for their small number: what is made of each row is then in
     one kernel with its reductions, which programs of ``MANY_ROWS`` hold.
 
-    Long rows are, where a thread would load one at a time: its addresses leave no registers.
+    Long rows are, where a thread would load one at a time: its addresses leave no registers. So
+    are those to which something is added that lies otherwise.
     """
     return (
         device.type == "cuda"
         and rows >= MANY_ROWS * DeviceModel.of(device).sms
         and columns <= UPSTREAM_COLUMNS < config.triton.persistent_reduction_max_numel
-        and (columns <= SHORT_COLUMNS or not is_odd_across(rows * columns))
         and is_used_along_rows(rows * columns)
+        and lies_one_way(rows * columns, columns > SHORT_COLUMNS)
     )
 
 
-def is_odd_across(elements: int) -> bool:
-    """Whether the current node reduces what so many ``elements`` at an odd stride are made to."""
-    node = V.graph.current_node
-    return node is not None and any(
-        stride % 2 and stride > 1
-        for each in tensors_of(node, elements)
-        for stride in each.meta["val"].stride()
+def lies_one_way(elements: int, is_long: bool) -> bool:
+    """
+    Whether all of so many ``elements`` that the current node's input is made of have the same
+    strides; of long rows none that is odd.
+    """
+    if V.graph.current_node is None:
+        return True
+    found = OrderedSet(
+        tuple(
+            V.graph.sizevars.optimization_hint(stride, fallback=1)
+            for stride in convert_shape_to_inductor(node.meta["val"].stride())
+        )
+        for node in tensors_of(V.graph.current_node, elements)
     )
+    is_odd = any(stride % 2 and stride > 1 for strides in found for stride in strides)
+    return len(found) == 1 and not (is_long and is_odd)
 
 
 def scatters(features: SIMDKernelFeatures) -> bool:
