@@ -297,11 +297,7 @@ class LongRowsTest(TestCase):
         self.check(softmax_of_floats, (3, 9001), PERSISTENT)
         self.check(softmax_of_floats, (3, 10501), REDUCTION)
 
-        def one_tensor(x, _):
-    return torch.nn.functional.layer_norm(x.transpose(1, 2), x.shape[1:2])
-
-
-def mixed(x, y):
+        def mixed(x, y):
             return rms_norm(x.float() + y)
 
         args = [torch.randn(3, 1237, device=GPU_TYPE) for _ in range(2)]
@@ -1040,7 +1036,11 @@ def unit_channels(x):
     return torch.nn.functional.normalize(x, dim=1)
 
 
-def mixed(x, y):
+def one_tensor(x, _):
+    return torch.nn.functional.layer_norm(x.transpose(1, 2), x.shape[1:2])
+
+
+def added_along(x, y):
     return unit_channels(x + y.transpose(1, 2))
 
 
@@ -1147,7 +1147,7 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
             _, found = self.check(f, floats(*shape), self.few)
             self.assertGreater(len(found), 1, shape)
         # of which one lies along
-        _, found = self.check(mixed, floats(1, 200, n) + floats(1, n, 200), self.few)
+        _, found = self.check(added_along, floats(1, 200, n) + floats(1, n, 200), self.few)
         self.assertGreater(len(found), 1)
         plan, found = self.check(first, floats(520, n // 2 * 2), self.few)
         self.assertEqual((plan, found), ((8, 4, 0), [PERSISTENT]))
