@@ -165,7 +165,7 @@ class DeviceModel:
 
     warp_slot_ns: float = 0.147
     """ns in which an SM issues an instruction of a warp: four schedulers, at 1.7 GHz.
-    With the next five it ranks the loops over rows: fitted to 576 shapes of 14 kernels
+    With the next five it ranks the loops over rows: fitted to 494 shapes of 13 kernels
     of 10001 to 128256 columns on an H100, each with up to 10 loops (CUDA-graph replays, L2
     flushed). Of another to the same."""
 

@@ -481,8 +481,7 @@ def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     if row.rows == 0 or row.accesses > MAX_ACCESSES:
         return None
     decide = online_softmax_config if row.online else short_loop_config
-    found = sum_loop_config(row, device)
-    found = found or long_loop(row, decide(row, device), device)
+    found = sum_loop_config(row, device) or long_loop(row, decide(row, device), device)
     if found is None and row.online and not row.narrow:
         return wide_rows_config(row, device)
     return found

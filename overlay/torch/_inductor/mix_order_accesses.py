@@ -161,7 +161,8 @@ def whole_body(snode: SchedulerNode) -> LoopBody:
         return known
     final = final_buffer(snode)
     assert final is not None
-    with buffer.with_original_inner_fn(final):
+    with buffer.with_original_inner_fn():
+        buffer.layout = final.get_layout()
         _, body = buffer.simplify_and_reorder()
     # what it is until it is cancelled
     buffer.get_default_sizes_body.clear_cache(buffer)

@@ -14,7 +14,9 @@ rows are split by lowering, in up to five kernels, and are better held by one.
 
 from __future__ import annotations
 
-from typing import Optional, TYPE_CHECKING
+import functools
+import inspect
+from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
@@ -43,6 +45,8 @@ from .whole_rows import is_used_along_rows, tensors_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .codegen.simd_kernel_features import SIMDKernelFeatures
     from .dependencies import MemoryDep
 
@@ -193,6 +197,22 @@ def leaves_rows_whole_across(device: DeviceProperties, rows: int, columns: int) 
         and is_used_along_rows(rows * columns)
         and lies_one_way(rows * columns, columns > SHORT_COLUMNS)
     )
+
+
+def unless_left_whole(split_factor: Callable[..., int]) -> Callable[..., int]:
+    """``InductorChoices.reduction_split_factor``, and 1 where ``leaves_rows_whole_across``."""
+    signature = inspect.signature(split_factor)
+
+    @functools.wraps(split_factor)
+    def decided(*args: Any, **kwargs: Any) -> int:
+        given = signature.bind(*args, **kwargs).arguments
+        device = DeviceProperties.create(given["device"])
+        sizes = given["numel_hint"], given["reduction_numel_hint"]
+        if not given["inner_reduction"] and leaves_rows_whole_across(device, *sizes):
+            return 1
+        return split_factor(*args, **kwargs)
+
+    return decided
 
 
 def lies_one_way(elements: int, is_long: bool) -> bool:

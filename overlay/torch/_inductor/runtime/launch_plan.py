@@ -87,6 +87,8 @@ class LaunchPlan:
         The compile option ``maxnreg`` of a program of ``num_warps``; none where a thread is
         not told, or ``device`` does not say how many registers there are.
         """
+        if self.maxnreg:
+            return {"maxnreg": self.maxnreg}
         registers = device.regs_per_multiprocessor
         if not self.sharing_programs or not registers:
             return {}
