@@ -1135,6 +1135,9 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
             args = [torch.randn(shape, device=GPU_TYPE).to(dtype) for shape in shapes]
             (rows, warps, _), found = self.check(f, args, self.few)
             self.assertEqual(((rows, warps), found), ((16, 4), [PERSISTENT]), f)
+        # lowering splits none of so few columns
+        _, found = self.check(by_feature, floats(128, n), self.few)
+        self.assertEqual(found, [REDUCTION])
 
     def test_few_rows_that_are_split(self):
         n = self.rows()

@@ -74,6 +74,8 @@ MOST_ACROSS = 4
 SET_BYTES = 2048
 # Rows of an SM from which on lowering splits none that are read across (``Reduction.num_splits``).
 UNSPLIT_ROWS_PER_SM = 2 * 32
+# Columns up to which it splits none (``InductorChoices.reduction_split_factor``).
+UNSPLIT_COLUMNS = 4 * 32
 
 
 def is_held_across(features: SIMDKernelFeatures) -> bool:
@@ -93,7 +95,9 @@ def is_held_across(features: SIMDKernelFeatures) -> bool:
     if program is None or not across:
         return is_both_ways
     device = DeviceModel.of(DeviceProperties.create(V.graph.get_current_device_or_throw()))
-    if sizevars.optimization_hint(features.numel) < UNSPLIT_ROWS_PER_SM * device.sms:
+    rows = sizevars.optimization_hint(features.numel)
+    may_be_split = sizevars.statically_known_geq(features.reduction_numel, UNSPLIT_COLUMNS + 1)
+    if may_be_split and rows < UNSPLIT_ROWS_PER_SM * device.sms:
         return True
     lies_along = is_both_ways or MOST_ACROSS * scores["r0_"] >= scores["x"]
     return lies_along and not is_looped_as_fast(features, across)
