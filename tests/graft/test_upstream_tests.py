@@ -111,6 +111,27 @@ def test_side_by_side_with_differences_first(project: Project) -> None:
     assert "-3" in found.broken[0].patched.message  # type: ignore[union-attr]
 
 
+def test_patched_first(project: Project, tmp_path: Path) -> None:
+    """Stock runs what does not pass on patched; what it ran before counts."""
+    kept = tmp_path / "kept"
+    found = compare(project, source=project.checkout, patched_first=True, kept=kept)
+    assert outcomes(found) == [
+        ("test_breaks", "passed", "failed"),
+        ("test_skipped_on_patched", "passed", "skipped"),
+        ("test_fails_on_both", "failed", "failed"),
+        ("test_is_mended", "not run", "passed"),
+        ("test_same", "not run", "passed"),
+    ]
+    assert [row.test.rpartition("::")[2] for row in found.broken] == ["test_breaks"]
+    assert not found.pending
+    assert found.as_json()["patched_first"]
+    assert "2 passed, 1 failed, 2 not run" in shown(found)
+    whole = compare(project, source=project.checkout, kept=kept)
+    assert ("test_is_mended", "failed", "passed") in outcomes(whole)
+    again = compare(project, source=project.checkout, patched_first=True, kept=kept)
+    assert outcomes(again) == outcomes(whole)
+
+
 def test_the_patched_side_runs_what_a_patch_makes_of_a_test(project: Project) -> None:
     found = compare(project, "test_upstream.py", source=project.checkout, keyword="test_2")
     assert outcomes(found) == [("test_2", "passed", "failed")]

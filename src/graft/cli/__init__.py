@@ -418,6 +418,9 @@ def pin_add(
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes a GPU.")
 @click.option("--gpu-only", is_flag=True, help="Leave upstream's tests of the CPU out.")
 @click.option(
+    "--patched-first", is_flag=True, help="Run on stock what does not pass on patched alone."
+)
+@click.option(
     "--state",
     "kept",
     type=click.Path(path_type=Path, file_okay=False),
@@ -436,6 +439,7 @@ def upstream_tests(
     keyword: str | None,
     workers: int,
     gpu_only: bool,
+    patched_first: bool,
     kept: Path | None,
     anew: bool,
     seconds: float | None,
@@ -469,6 +473,7 @@ def upstream_tests(
             keyword=keyword,
             workers=workers,
             gpu_only=gpu_only,
+            patched_first=patched_first,
             kept=kept,
             anew=anew,
             seconds=seconds,

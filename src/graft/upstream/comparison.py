@@ -23,6 +23,9 @@ from graft.upstream.testpool import Pool, Side
 if TYPE_CHECKING:
     from rich.console import Console
 
+NOT_RUN = "not run"
+"""The outcome on stock of a test that passes on patched, where that was run first."""
+
 CHANCE = 200
 """So many tests that differ are no chance, and are not run again one by one."""
 
@@ -49,7 +52,7 @@ class Row:
     @property
     def differs(self) -> bool:
         """The outcomes are not the same."""
-        return len(set(self.outcomes)) > 1
+        return len(set(self.outcomes) - {NOT_RUN}) > 1
 
     @property
     def is_unsteady(self) -> bool:
@@ -158,23 +161,49 @@ def of_sides(
     keyword: str = "",
     meant: Sequence[Difference] = (),
     doubted: Callable[[Row], bool] = lambda row: row.differs,
+    patched_first: bool = False,
 ) -> Comparison:
     """Run the tests of `files` (under test/) on both sides, as far as `pool` has time.
 
     `keyword` is pytest's ``-k``, `meant` what explains a difference; what is `doubted` runs again.
+    With `patched_first` stock, the first of `sides`, runs what does not pass on patched alone.
     """
     pool.collect(sides, files, keyword)
-    pool.run(sides, files, keyword)
-    rows, pending = _rows(sides, files, keyword, meant)
+    if patched_first:
+        stock, patched = sides
+        pool.run([patched], files, keyword)
+        passed = {test for test, result in patched.state.results.items() if _passed(result)}
+        there = {
+            test for file in files for test in patched.state.collected.get((file, keyword)) or ()
+        }
+        pool.run(
+            [stock],
+            files,
+            keyword,
+            lambda test: (
+                test not in passed and (test not in there or test in patched.state.results)
+            ),
+        )
+    else:
+        pool.run(sides, files, keyword)
+    rows, pending = _rows(sides, files, keyword, meant, patched_first)
     doubtful = [row.test for row in rows if doubted(row) and "::" in row.test]
     if len(doubtful) <= CHANCE:
         pool.run_again(sides, doubtful)
-        rows, pending = _rows(sides, files, keyword, meant)
+        rows, pending = _rows(sides, files, keyword, meant, patched_first)
     return Comparison(rows, {}, pending, _stale(meant, rows))
 
 
+def _passed(result: Result | None) -> bool:
+    return result is not None and result.outcome == "passed"
+
+
 def _rows(
-    sides: Sequence[Side], files: Sequence[str], keyword: str, meant: Sequence[Difference]
+    sides: Sequence[Side],
+    files: Sequence[str],
+    keyword: str,
+    meant: Sequence[Difference],
+    patched_first: bool,
 ) -> tuple[list[Row], int]:
     """A row for each test that has been run wherever it is, and how many have not."""
     rows: list[Row] = []
@@ -194,6 +223,8 @@ def _rows(
         for test in dict.fromkeys([*(found[0] or ()), *(found[1] or ())]):
             results = [side.state.final(test) for side in sides]
             there = [test in (tests or ()) for tests in found]
+            if patched_first and results[0] is None and _passed(results[1]):
+                results[0] = Result(NOT_RUN)
             if any(is_there and not result for is_there, result in zip(there, results)):
                 pending += 1
                 continue
@@ -297,7 +328,7 @@ def _why(row: Row) -> str:
 
 
 def _words(counts: Mapping[str, int]) -> str:
-    names = (*OUTCOMES, "missing")
+    names = (*OUTCOMES, NOT_RUN, "missing")
     return ", ".join(f"{counts[name]} {name}" for name in names if counts.get(name)) or "none"
 
 

@@ -95,7 +95,8 @@ class How:
     `workers` are processes a GPU, `limit_s` is for each test, `keyword` is pytest's ``-k``. Results
     are kept in the folder `kept` as they come, and a run takes up what an earlier one of the same
     kept, unless `anew`; at `deadline` (of `time.monotonic`) it ends with what it has. `chunk` is
-    the number of tests a process, at least and at most.
+    the number of tests a process, at least and at most. With `patched_first` stock runs what does
+    not pass on patched alone.
     """
 
     workers: int
@@ -106,6 +107,7 @@ class How:
     deadline: float | None
     say: Callable[[str], None]
     chunk: tuple[int, int] = CHUNK
+    patched_first: bool = False
 
 
 def compare(
@@ -134,7 +136,9 @@ def compare(
             lambda line: how.say(f"{about['gpu']}: {line}"),
             how.chunk,
         )
-        return comparison.of_sides(pool, sides, files, how.keyword, meant, doubted)
+        return comparison.of_sides(
+            pool, sides, files, how.keyword, meant, doubted, how.patched_first
+        )
 
 
 def _env(folder: Path, lent: str) -> dict[str, str | None]:

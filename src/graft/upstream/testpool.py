@@ -71,9 +71,17 @@ class Pool:
             self.workers,
         )
 
-    def run(self, sides: Sequence[Side], files: Sequence[str], keyword: str) -> None:
-        """Run what was collected and has no result, the sides in turn."""
-        left = {(f, s.name): self._left(s, f, keyword) for f in files for s in sides}
+    def run(
+        self,
+        sides: Sequence[Side],
+        files: Sequence[str],
+        keyword: str,
+        wants: Callable[[str], bool] = lambda test: True,
+    ) -> None:
+        """Run what was collected, is wanted and has no result, the sides in turn."""
+        left = {
+            (f, s.name): [*filter(wants, self._left(s, f, keyword))] for f in files for s in sides
+        }
         slots = len(self.gpus) * self.workers
         size = min(max(sum(map(len, left.values())) // (2 * slots), self.chunk[0]), self.chunk[1])
         jobs: list[Callable[[str], None]] = []

@@ -61,6 +61,7 @@ def compare(
     kept: Path | None = None,
     anew: bool = False,
     seconds: float | None = None,
+    patched_first: bool = False,
     say: Callable[[str], None] = lambda line: None,
     root: Path = ROOT,
 ) -> Comparison:
@@ -72,7 +73,8 @@ def compare(
     interpreter. `limit_s` is for each test, `keyword` is pytest's ``-k``,
     `workers` are processes a GPU (of CUDA_VISIBLE_DEVICES, or all). Results are kept in the folder
     `kept` (default: in the user's cache) as they come, and a run takes up what an earlier one of
-    the same kept, unless `anew`; after `seconds` it ends with what it has. Raises UsageError for a
+    the same kept, unless `anew`; after `seconds` it ends with what it has. With `patched_first`
+    stock runs what does not pass on patched alone. Raises UsageError for a
     file or a checkout that is not as expected, GraftError without a GPU, without network where one
     is needed, and where a side cannot run at all.
     """
@@ -115,6 +117,7 @@ def compare(
             anew,
             None if seconds is None else begin + seconds,
             say,
+            patched_first=patched_first,
         )
         found = sides.compare(both, gpus, wanted, how, built, stack, about, meant=meant)
         about = {
@@ -127,6 +130,7 @@ def compare(
             "gpus": len(gpus),
             "workers": workers,
             "keyword": keyword or "",
+            **({"patched_first": True} if patched_first else {}),
             "seconds": round(time.monotonic() - begin),
         }
         asked = {path: by for path, by in changed.items() if path in wanted}
