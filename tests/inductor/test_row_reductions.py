@@ -1094,6 +1094,27 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
             found = self.plan(f, columns, rows, dtype)
             self.assertEqual(found, expected, (columns, rows, dtype))
 
+    def test_registers(self):
+        """What is loaded, and is live at a reduction: of more than fits there are eight rows."""
+        for f, columns, words, tiles, expected in (
+            (one_tensor, 600, 3, 1, (16, 8, 2)),
+            (one_tensor, 600, 3, 1.5, (16, 8, 2)),
+            (one_tensor, 600, 3, 2, (8, 4, 0)),
+            (one_tensor, 600, 2, 2.5, (16, 8, 2)),
+            (one_tensor, 600, 4, 1, (8, 8, 0)),
+            (to_last, 300, 4, 1, (16, 8, 0)),
+            # where most lies across, they would be half of a sector
+            (crossed, 600, 3, 1, (16, 8, 2)),
+            (crossed, 600, 3, 2, (0, 0, 0)),
+        ):
+            live = SimpleNamespace(of=lambda _, tiles=tiles: Again(tiles=tiles))
+            with (
+                mock.patch.object(rows_read_across, "words_of_column", return_value=words),
+                mock.patch.object(rows_read_across, "Again", live),
+            ):
+                found = self.plan(f, columns, 36, torch.bfloat16)
+            self.assertEqual(found, expected, (f, columns, words, tiles))
+
     def test_looped_as_fast(self):
         """Where columns are in the same sets of the cache, and words that begin anywhere."""
         with mock.patch.object(rows_read_across, "SET_BYTES", 128):

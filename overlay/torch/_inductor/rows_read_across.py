@@ -24,6 +24,7 @@ from . import config, ir
 from .device_model import DeviceModel
 from .ir import convert_shape_to_inductor
 from .mix_order_accesses import accessed_numel
+from .repeated_passes import Again
 from .row_accesses import (
     HALF_BYTES,
     has_online_softmax,
@@ -100,24 +101,35 @@ def is_held_across(features: SIMDKernelFeatures) -> bool:
     if may_be_split and rows < UNSPLIT_ROWS_PER_SM * device.sms:
         return True
     lies_along = is_both_ways or MOST_ACROSS * scores["r0_"] >= scores["x"]
-    return lies_along and not is_looped_as_fast(features, across)
+    return lies_along and not is_looped_as_fast(features, program, across, is_both_ways)
 
 
-def is_looped_as_fast(features: SIMDKernelFeatures, across: list[MemoryDep]) -> bool:
+def is_looped_as_fast(
+    features: SIMDKernelFeatures,
+    program: RowProgram,
+    across: list[MemoryDep],
+    is_both_ways: bool,
+) -> bool:
     """
-    Whether a loop is as fast as a program of several rows: of long ones, of words that a thread
-    loads one at a time, or of several tensors of half types, whose columns are in the same sets
-    of the cache.
+    Whether a loop is as fast as ``program``: of long rows of several tensors of half types, whose
+    columns are in the same sets of the cache; and where most lies across, of words that a thread
+    loads one at a time, or half types of which a program would not have a sector's rows.
     """
     columns, sizevars = features.reduction_numel, V.graph.sizevars
     if has_online_softmax(features) or sizevars.statically_known_leq(columns, SHORT_COLUMNS):
         return False
-    if not all(V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES for dep in across):
-        return min(map(aligned_columns, across)) == 1 and not is_read_both_ways(features)
+    itemsizes = {dep: V.graph.get_dtype(dep.name).itemsize for dep in across}
+    is_half = all(size <= HALF_BYTES for size in itemsizes.values())
+    is_odd = min(map(aligned_columns, across)) == 1
+    if not is_both_ways and (is_odd if not is_half else program.rows < MANY_ROWS and not is_odd):
+        return True
     are_several = len(OrderedSet(dep.name for dep in across)) > 1
-    return are_several and all(
-        aligned_columns(dep, SET_BYTES) * V.graph.get_dtype(dep.name).itemsize == SET_BYTES
-        for dep in across
+    return (
+        is_half
+        and are_several
+        and all(
+            aligned_columns(dep, SET_BYTES) * size == SET_BYTES for dep, size in itemsizes.items()
+        )
     )
 
 
@@ -148,7 +160,7 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
 
 
 def many_rows(
-    features: SIMDKernelFeatures, padded: int, words: int
+    features: SIMDKernelFeatures, padded: int, words: float
 ) -> Optional[RowProgram]:
     """
     The program of ``MANY_ROWS`` of so many ``padded`` columns, of which each loads ``words``;
@@ -162,6 +174,8 @@ def many_rows(
     is_half = all(V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES for dep in across)
     if not is_short and (not is_half or vector == 1):
         return None
+    # what is loaded, and what is live at a reduction beside a tile of that
+    words += max(0, Again.of(features).tiles - 1)
     held = [
         n for n in COLUMNS_PER_THREAD if n * words + OTHER_REGISTERS <= MAX_REGISTERS_PER_THREAD
     ]
