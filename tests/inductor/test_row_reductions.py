@@ -1040,6 +1040,11 @@ def one_tensor(x, _):
     return torch.nn.functional.layer_norm(x.transpose(1, 2), x.shape[1:2])
 
 
+def excited(x, weight):
+    gate = torch.sigmoid(x.mean(2) @ weight)
+    return x * gate[..., None]
+
+
 def added_along(x, y):
     return unit_channels(x + y.transpose(1, 2))
 
@@ -1075,9 +1080,12 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
             DeviceModel, "of", staticmethod(lambda d: dataclasses.replace(of(d), sms=4))
         )
         with four:
-            plan, (found,) = self.check(f, (x, y.to(dtype)), self.compiled)
+            plan, (found,) = self.check(f, (x, y.to(dtype)), self.anew)
         self.assertEqual(found, PERSISTENT if plan[0] else REDUCTION)
         return plan
+
+    def anew(self, f, *args):
+        return self.compiled(f, *args, force_disable_caches=True)
 
     @parametrize("f", (crossed, to_last, moments))
     def test_rows_and_warps(self, f):
@@ -1103,6 +1111,8 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
             (one_tensor, 600, 2, 2.5, (16, 8, 2)),
             (one_tensor, 600, 4, 1, (8, 8, 0)),
             (to_last, 300, 4, 1, (16, 8, 0)),
+            (to_last, 300, 3, 2, (16, 4, 0)),
+            (to_last, 300, 3, 3, (16, 8, 0)),
             # where most lies across, they would be half of a sector
             (crossed, 600, 3, 1, (16, 8, 2)),
             (crossed, 600, 3, 2, (0, 0, 0)),
@@ -1130,9 +1140,9 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
         self.assertEqual(self.plan(crossed, 600, 37, torch.float32), (0, 0, 0))
         self.assertEqual(self.plan(to_last, 600, 37, torch.float32), (8, 4, 0))
 
-    def few(self, f, *args):
+    def few(self, f, *args, **knobs):
         torch._dynamo.reset()
-        with inductor_config.patch({**LONG, "split_reductions": True}):
+        with inductor_config.patch({**LONG, "split_reductions": True, **knobs}):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         code = "\n".join(code)
         return actual, code, re.findall(r"@triton_heuristics\.(\w+)\(", code)
@@ -1170,20 +1180,59 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
         ):
             _, found = self.check(f, floats(*shape), self.few)
             self.assertGreater(len(found), 1, shape)
+        # what it is used for is of another kernel, a squeeze and its excitation
+        x, weight = floats(n // 200 + 1, 200, 200) + floats(200, 200)
+        _, found = self.check(excited, (x.transpose(1, 2), weight), self.few)
+        self.assertGreater(len(found), 2)
+        # programs of columns that are not known
+        x = floats(200, n)[0]
+        torch._dynamo.mark_dynamic(x, 0)
+        _, found = self.check(first, (x,), self.few)
+        self.assertGreater(len(found), 1)
+        for knob in (
+            "triton.coalesce_tiling_analysis",
+            "triton.persistent_reductions",
+            "triton.prefer_nd_tiling",
+        ):
+            off = {knob: "prefer" in knob}
+            _, _, found = self.few(first, floats(200, n)[0], **off)
+            self.assertGreater(len(found), 1, knob)
         # of which one lies along
         _, found = self.check(added_along, floats(1, 200, n) + floats(1, n, 200), self.few)
         self.assertGreater(len(found), 1)
         plan, found = self.check(first, floats(520, n // 2 * 2), self.few)
         self.assertEqual((plan, found), ((8, 4, 0), [PERSISTENT]))
 
+    def test_of_no_tensor(self):
+        """What is computed, or is broadcast along the rows, has no words."""
+        n = self.rows()
+        row, column = floats(200, 1) + floats(1, n)
+        for f, args in (
+            (lambda x, y: torch.softmax(x * y, 0), (row, column)),
+            (lambda x, y: unit_channels((x + y)[None]), (row, column)),
+            (lambda x: unit_channels(x.expand(1, 200, n)), (column[None],)),
+            (lambda x: x * unit_channels(torch.ones_like(x)[None])[0], (row + column,)),
+        ):
+            self.check(f, args, self.few)
+
+    def test_sorts_and_scans(self):
+        """They are as they were."""
+        x = floats(200, self.rows())[0]
+        for f in (lambda x: x.sort(0)[0] * 2, lambda x: x - x.cumsum(0)):
+            _, code, _ = self.few(f, x)
+            self.assertNotIn("'rows'", code)
+
     def test_which_are_split(self):
         def whole(rows, columns, sms=132, **knobs):
             device = DeviceProperties("cuda", 0, sms, 90)
+            node = SimpleNamespace(target=torch.ops.aten.sum.dim_IntList)
+            used = {"is_used_in_its_kernel": mock.DEFAULT, "lies_one_way": mock.DEFAULT}
             with (
-                V.set_graph_handler(SimpleNamespace(current_node=None)),
+                V.set_graph_handler(SimpleNamespace(current_node=node)),
                 inductor_config.patch({**LONG, **knobs}),
+                mock.patch.multiple(rows_read_across, **used),
             ):
-                return rows_read_across.leaves_rows_whole_across(device, rows, columns)
+                return bool(rows_read_across.leaves_rows_whole_across(device, rows, columns))
 
         self.assertTrue(whole(2112, 1024))
         self.assertFalse(whole(2111, 1024))

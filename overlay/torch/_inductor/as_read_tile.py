@@ -106,7 +106,7 @@ def as_read_tile(
     ):
         blocks[along] //= 2
     begins_anywhere = any(a.row_alignment == a.itemsize for a in main)
-    if begins_anywhere and values * blocks[along] > MAX_VALUES:
+    if begins_anywhere and values * MIN_COLUMNS > MAX_VALUES:
         return None  # each value has an address, and registers are spilled
     # Results of blocks that go on along another dimension are longer runs.
     for prefix in OrderedSet(a.along for a in writes) - OrderedSet([along, "r0_", None]):

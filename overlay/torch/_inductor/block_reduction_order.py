@@ -24,7 +24,7 @@ from .block_reduction_tile import (
     size_hints,
 )
 from .device_model import DeviceModel
-from .row_accesses import has_online_softmax
+from .repeated_passes import computes_functions
 from .runtime.hints import DeviceProperties
 from .runtime.launch_plan import LaunchPlan
 from .runtime.registers import all_registers
@@ -86,7 +86,7 @@ def ordered_tile(
     properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
     device = DeviceModel.of(properties)
     if as_read := as_read_tile(reads, writes, sizes, device):
-        is_light = not has_online_softmax(features)
+        is_light = not computes_functions(features)
         return None if is_light and is_looped_as_fast(reads, writes, sizes) else as_read
     if (tile := choose_tile(reads, writes, sizes)) is None:
         return None

@@ -12,7 +12,7 @@ from torch.utils._ordered_set import OrderedSet
 from . import ir
 from .mix_order_pressure import Demand, LaunchConfig, Layout
 from .mix_order_trace import Trace, Width
-from .row_accesses import has_reduction, row_passes
+from .row_accesses import has_function, has_online_softmax, has_reduction, row_passes
 
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ FUNCTIONS = ("exp", "exp2", "log", "sigmoid", "tanh", "erf", "rsqrt", "sqrt", "p
 ROOTS = ("rsqrt", "sqrt")
 # What takes a loop no time beside its loads, if it is done again.
 LIGHT = ("abs", "add", "constant", "load", "mul", "neg", "sub", "to_dtype")
+
+
+def computes_functions(features: SIMDKernelFeatures) -> bool:
+    """Whether a kernel computes functions of elements, as an online softmax does."""
+    names = OrderedSet(FUNCTIONS) - OrderedSet(ROOTS)
+    return has_online_softmax(features) or has_function(features, *names)
 
 
 @dataclasses.dataclass(frozen=True)

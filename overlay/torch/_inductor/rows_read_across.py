@@ -18,16 +18,15 @@ import functools
 import inspect
 from typing import Any, Optional, TYPE_CHECKING
 
+import torch
 from torch.utils._ordered_set import OrderedSet
 
 from . import config, ir
 from .device_model import DeviceModel
-from .ir import convert_shape_to_inductor
 from .mix_order_accesses import accessed_numel
-from .repeated_passes import Again
+from .repeated_passes import Again, computes_functions
 from .row_accesses import (
     HALF_BYTES,
-    has_online_softmax,
     has_reduction,
     is_of_rows,
     is_read_both_ways,
@@ -42,7 +41,7 @@ from .runtime.registers import MAX_REGISTERS_PER_THREAD, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, last_power_of_2, next_power_of_2
 from .vector_width import aligned_columns
 from .virtualized import V
-from .whole_rows import is_used_along_rows, tensors_of
+from .whole_rows import is_elementwise, numel_hint, tensors_of
 
 
 if TYPE_CHECKING:
@@ -73,6 +72,13 @@ MOST_ACROSS = 4
 # Bytes from one column to the next, of which a multiple is slow for a tile: on an H200 its sectors
 # are then in few sets of the cache. Of a multiple of half as many it is not.
 SET_BYTES = 2048
+# What is no reduction, and was not measured.
+OTHERS = "scan", "sort"
+SCANS = (
+    *(torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default),
+    *(torch.ops.aten.cummax.default, torch.ops.aten.cummin.default),
+    torch.ops.aten.logcumsumexp.default,
+)
 # Rows of an SM from which on lowering splits none that are read across (``Reduction.num_splits``).
 UNSPLIT_ROWS_PER_SM = 2 * 32
 # Columns up to which it splits none (``InductorChoices.reduction_split_factor``).
@@ -92,8 +98,8 @@ def is_held_across(features: SIMDKernelFeatures) -> bool:
         features.reduction_numel, UPSTREAM_COLUMNS
     ):
         return False
-    program, across = rows_together(features), rows_across(features)
-    if program is None or not across:
+    across = rows_across(features)
+    if not across or (program := rows_together(features)) is None:
         return is_both_ways
     device = DeviceModel.of(DeviceProperties.create(V.graph.get_current_device_or_throw()))
     rows = sizevars.optimization_hint(features.numel)
@@ -116,7 +122,7 @@ def is_looped_as_fast(
     loads one at a time, or half types of which a program would not have a sector's rows.
     """
     columns, sizevars = features.reduction_numel, V.graph.sizevars
-    if has_online_softmax(features) or sizevars.statically_known_leq(columns, SHORT_COLUMNS):
+    if computes_functions(features) or sizevars.statically_known_leq(columns, SHORT_COLUMNS):
         return False
     itemsizes = {dep: V.graph.get_dtype(dep.name).itemsize for dep in across}
     is_half = all(size <= HALF_BYTES for size in itemsizes.values())
@@ -137,7 +143,7 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """
     The program of rows, which are read across. None where one would not hold several, where there
     are too few for all SMs, and where a kernel scatters: its atomic additions to one sector wait
-    for one another.
+    for one another. Of a sort or a scan neither.
     """
     columns, rows = features.reduction_numel, features.numel
     device = DeviceProperties.create(V.graph.get_current_device_or_throw())
@@ -145,7 +151,7 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
         return None
     model = DeviceModel.of(device)
     count = V.graph.sizevars.optimization_hint(rows)
-    if count < ROWS * model.sms or scatters(features):
+    if count < ROWS * model.sms or scatters(features) or any(map(features.contains_op, OTHERS)):
         return None
     padded, words = next_power_of_2(int(columns)), words_of_column(features)
     if count >= MANY_ROWS * model.sms and (program := many_rows(features, padded, words)):
@@ -174,8 +180,8 @@ def many_rows(
     is_half = all(V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES for dep in across)
     if not is_short and (not is_half or vector == 1):
         return None
-    # what is loaded, and what is live at a reduction beside a tile of that
-    words += max(0, Again.of(features).tiles - 1)
+    # what is loaded, and what is live at a reduction beside a tile of that, or two of short rows
+    words += max(0, Again.of(features).tiles - (2 if is_short else 1))
     held = [
         n for n in COLUMNS_PER_THREAD if n * words + OTHER_REGISTERS <= MAX_REGISTERS_PER_THREAD
     ]
@@ -203,18 +209,52 @@ def leaves_rows_whole_across(device: DeviceProperties, rows: int, columns: int) 
     """
     Whether ``rows`` of so many ``columns`` that the current node reduces, both static or as hinted,
     and reads across, are not split for their small number: what is made of each row is then in
-    one kernel with its reductions, which programs of ``MANY_ROWS`` hold.
+    one kernel with its reductions, of which a program holds several.
 
     Long rows are, where a thread would load one at a time: its addresses leave no registers. So
-    are those to which something is added that lies otherwise.
+    are those to which something is added that lies otherwise, and those of symbolic sizes.
     """
+    node = V.graph.current_node
     return (
         device.type == "cuda"
+        and node is not None
         and rows >= MANY_ROWS * DeviceModel.of(device).sms
         and columns <= UPSTREAM_COLUMNS < config.triton.persistent_reduction_max_numel
-        and is_used_along_rows(rows * columns)
-        and lies_one_way(rows * columns, columns > SHORT_COLUMNS)
+        and may_hold_rows()
+        and node.target not in SCANS
+        and is_used_in_its_kernel(node, rows * columns)
+        and lies_one_way(node, rows * columns, columns > SHORT_COLUMNS)
     )
+
+
+def may_hold_rows() -> bool:
+    """Whether no knob says otherwise of all kernels."""
+    triton = config.triton
+    return (
+        triton.persistent_reductions
+        and triton.coalesce_tiling_analysis
+        and not triton.prefer_nd_tiling
+        and not triton.force_cooperative_reductions
+        and not triton.multi_kernel
+        and not config.combo_kernels
+    )
+
+
+def is_used_in_its_kernel(node: torch.fx.Node, elements: int) -> bool:
+    """
+    Whether what ``node`` reduces is used for as many ``elements``, before another kernel or
+    another reduction.
+    """
+    nodes, seen = [node], OrderedSet([node])
+    for each in nodes:
+        for user in each.users:
+            if user in seen or not is_elementwise(user):
+                continue
+            if numel_hint(user.meta.get("val")) >= elements:
+                return True
+            seen.add(user)
+            nodes.append(user)
+    return False
 
 
 def unless_left_whole(split_factor: Callable[..., int]) -> Callable[..., int]:
@@ -233,20 +273,15 @@ def unless_left_whole(split_factor: Callable[..., int]) -> Callable[..., int]:
     return decided
 
 
-def lies_one_way(elements: int, is_long: bool) -> bool:
+def lies_one_way(node: torch.fx.Node, elements: int, is_long: bool) -> bool:
     """
-    Whether all of so many ``elements`` that the current node's input is made of have the same
-    strides; of long rows none that is odd.
+    Whether all of so many ``elements`` that the input of ``node`` is made of have the same
+    strides, which are known, as their sizes; of long rows none that is odd.
     """
-    if V.graph.current_node is None:
-        return True
-    found = OrderedSet(
-        tuple(
-            V.graph.sizevars.optimization_hint(stride, fallback=1)
-            for stride in convert_shape_to_inductor(node.meta["val"].stride())
-        )
-        for node in tensors_of(V.graph.current_node, elements)
-    )
+    values = [each.meta["val"] for each in tensors_of(node, elements)]
+    if any(not isinstance(n, int) for value in values for n in (*value.shape, *value.stride())):
+        return False
+    found = OrderedSet(tuple(value.stride()) for value in values)
     is_odd = any(stride % 2 and stride > 1 for strides in found for stride in strides)
     return len(found) == 1 and not (is_long and is_odd)
 
@@ -271,4 +306,4 @@ def words_of_column(features: SIMDKernelFeatures) -> int:
             and V.graph.sizevars.statically_known_gt(accessed_numel(dep), columns)
         ):
             words += ceildiv(V.graph.get_dtype(dep.name).itemsize, WORD_BYTES)
-    return words
+    return max(1, words)  # of rows that are not known to be several, or computed of no tensor
