@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from graft.cases import Case
+from graft.cases.scaled import matrix, two
 
 SHAPES = {
     "default": [(64, 768, 14, 14)],
@@ -49,10 +50,12 @@ FEATURES = {
 }
 
 
-def _tensors(count, of_channels=0):
+def _with_rows(tensors, rows):
+    """`tensors`, and so many weights of a channel each."""
+
     def make(shape, dtype, device):
-        rows = [torch.randn(shape[1], device=device) for _ in range(of_channels)]
-        return (*(torch.randn(shape, device=device).to(dtype) for _ in range(count)), *rows)
+        weights = (torch.randn(shape[1], device=device) for _ in range(rows))
+        return (*tensors(shape, dtype, device), *weights)
 
     return make
 
@@ -107,14 +110,14 @@ def feature_softmax(x):
 CASES = [
     Case(fn.__name__, title, fn, make, shapes, ("bf16", "fp32"))
     for fn, title, make, shapes in (
-        (channel_softmax, "softmax over channels", _tensors(1), SHAPES),
-        (channel_normalize, "channels of length one", _tensors(1), SHAPES),
-        (channel_rms_norm, "RMSNorm over channels", _tensors(1, 1), SHAPES),
-        (channel_layer_norm, "LayerNorm over channels, and back", _tensors(1, 2), SHAPES),
-        (tokens_layer_norm, "LayerNorm of tokens from channels", _tensors(1, 2), SHAPES),
-        (residual_tokens_norm, "a sum, and its tokens' LayerNorm", _tensors(2, 2), SHAPES),
-        (tokens_softmax, "softmax of tokens from channels", _tensors(2), SHAPES),
-        (feature_norm, "batch norm of [N, C]", _tensors(1, 2), FEATURES),
-        (feature_softmax, "softmax over the batch of [N, C]", _tensors(1), FEATURES),
+        (channel_softmax, "softmax over channels", matrix, SHAPES),
+        (channel_normalize, "channels of length one", matrix, SHAPES),
+        (channel_rms_norm, "RMSNorm over channels", _with_rows(matrix, 1), SHAPES),
+        (channel_layer_norm, "LayerNorm over channels, and back", _with_rows(matrix, 2), SHAPES),
+        (tokens_layer_norm, "LayerNorm of tokens from channels", _with_rows(matrix, 2), SHAPES),
+        (residual_tokens_norm, "a sum, and its tokens' LayerNorm", _with_rows(two, 2), SHAPES),
+        (tokens_softmax, "softmax of tokens from channels", two, SHAPES),
+        (feature_norm, "batch norm of [N, C]", _with_rows(matrix, 2), FEATURES),
+        (feature_softmax, "softmax over the batch of [N, C]", matrix, FEATURES),
     )
 ]

@@ -172,18 +172,14 @@ def of_sides(
     if patched_first:
         stock, patched = sides
         pool.run([patched], files, keyword)
-        passed = {test for test, result in patched.state.results.items() if _passed(result)}
-        there = {
-            test for file in files for test in patched.state.collected.get((file, keyword)) or ()
+        results = patched.state.results
+        not_wanted = {
+            test
+            for file in files
+            for test in patched.state.collected.get((file, keyword)) or ()
+            if test not in results or _passed(results[test])
         }
-        pool.run(
-            [stock],
-            files,
-            keyword,
-            lambda test: (
-                test not in passed and (test not in there or test in patched.state.results)
-            ),
-        )
+        pool.run([stock], files, keyword, lambda test: test not in not_wanted)
     else:
         pool.run(sides, files, keyword)
     rows, pending = _rows(sides, files, keyword, meant, patched_first)
