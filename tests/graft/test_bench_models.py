@@ -416,13 +416,15 @@ def test_the_table_has_means_by_group_and_compile_times_where_they_compare():
     rows = [
         row("a", entry(100.0), entry(50.0)),
         row("b", entry(100.0, 40.0), entry(200.0, 10.0)),
-        row("c", entry(90.0), entry(30.0), "held_out"),
+        row("c", entry(90.0), entry(30.0, peak_bytes=50 << 20), "held_out"),
     ]
     head, lines = models_report.models(rows, SIDES)
     assert not any(title.startswith("compile") for title in head)
     place = head.index("stock / patched")
     assert [line[place] for line in lines] == ["2.000", "0.500", "3.000", "1.000", "3.000"]
     assert lines[3][:2] == ["mean of 2", "tuned"]
+    peaks = [i for i, title in enumerate(head) if title == "stock / patched"][2]
+    assert [line[peaks] for line in lines] == ["1.000", "1.000", "2.000", "1.000", "2.000"]
     other = head.index("stock / patched", place + 1)
     assert lines[3][other] == "2.000"
     for time in rows[0]["times"].values():

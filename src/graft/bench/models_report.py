@@ -46,7 +46,7 @@ def models(rows: Sequence[Row], sides: Sides) -> tuple[list[str], list[list[str]
     head = ["model", "group"]
     head += [f"step, {a}, us", f"step, {b}, us", f"{a} / {b}", "by", "busy"]
     head += [f"generated, {a}, us", f"generated, {b}, us", f"{a} / {b}"]
-    head += [f"peak, {a}, MB", f"peak, {b}, MB"]
+    head += [f"peak, {a}, MB", f"peak, {b}, MB", f"{a} / {b}"]
     every = [row["times"].get(label, {}) for row in rows for label in (a, b)]
     compiled = any("compile_s" in time for time in every)
     head += [f"compile, {a}, s", f"compile, {b}, s"] if compiled else []
@@ -68,6 +68,7 @@ def models(rows: Sequence[Row], sides: Sides) -> tuple[list[str], list[list[str]
                 _ratio(generated_ratio(row, sides)),
                 _number(left.get("peak_bytes"), 0, 1e6),
                 _number(right.get("peak_bytes"), 0, 1e6),
+                _ratio(peak_ratio(row, sides)),
                 *([_number(time.get("compile_s"), 1) for time in (left, right)] * compiled),
                 *_errors(right),
             ]
@@ -112,6 +113,14 @@ def generated_ratio(row: Row, sides: Sides) -> float | None:
     base, judged = (row["times"].get(label, {}) for label in (sides.base, sides.judged))
     if base.get("triton_us") and judged.get("triton_us"):
         return float(base["triton_us"] / judged["triton_us"])
+    return None
+
+
+def peak_ratio(row: Row, sides: Sides) -> float | None:
+    """Peak memory of the base's step over that of the judged one's."""
+    base, judged = (row["times"].get(label, {}) for label in (sides.base, sides.judged))
+    if base.get("peak_bytes") and judged.get("peak_bytes"):
+        return float(base["peak_bytes"] / judged["peak_bytes"])
     return None
 
 
@@ -250,7 +259,7 @@ def _means(
     cells = [name, group, *([""] * (len(head) - 2))]
     column = f"{sides.base} / {sides.judged}"
     places = [i for i, title in enumerate(head) if title == column]
-    for place, ratio in zip(places, (step_ratio, generated_ratio), strict=True):
+    for place, ratio in zip(places, (step_ratio, generated_ratio, peak_ratio), strict=True):
         ratios = [found for row in rows if (found := ratio(row, sides)) is not None]
         cells[place] = f"{geomean(ratios):.3f}" if ratios else ""
     return cells
