@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from graft.bench import outcome_tables
 from graft.devtools import compile_time
 
 
@@ -15,8 +17,12 @@ def test_a_line_has_the_medians_and_the_ratio_of_rounds() -> None:
     assert re.findall(r"\d+\.\d+", line) == ["3.00", "4.00", "1.500", "1.000", "2.000"]
 
 
-def test_both_sides_compile_the_same_graphs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compile_time.main(["layer_norm_backward", "--rounds", "1", "--gpu", "A100"]) == 0
+def test_both_sides_compile_the_same_graphs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    args = ["layer_norm_backward", "--rounds", "1", "--gpu", "A100", "--json", str(out)]
+    assert compile_time.main(args) == 0
     (line,) = capsys.readouterr().out.splitlines()
     stock, patched, *ratios = map(float, re.findall(r"\d+\.\d+", line))
     assert line.startswith("layer_norm_backward ")
@@ -24,6 +30,8 @@ def test_both_sides_compile_the_same_graphs(capsys: pytest.CaptureFixture[str]) 
     assert patched > 0
     assert ratios[0] == ratios[1] == ratios[2]
     assert ratios[0] == pytest.approx(patched / stock, rel=0.1)
+    (row,) = outcome_tables.table(out, "compile").splitlines()[2:]
+    assert row.startswith(f"| layer_norm_backward | 1 | {stock:.2f} | {patched:.2f} | ")
 
 
 @pytest.mark.parametrize("args", [["no_such_step"], ["--gpu", "Z1"], ["--prefix", "no/tree"]])

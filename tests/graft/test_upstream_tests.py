@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from graft.testing.runner import Result
 from graft.upstream import comparison, gone_names, sources, teststate
 from graft.upstream import tests as upstream_tests
 from graft.upstream.comparison import Comparison, Row
+from graft.upstream.testpool import Pool, Side
 
 COMPARED = """\
 import expecttest, unittest
@@ -130,6 +132,36 @@ def test_patched_first(project: Project, tmp_path: Path) -> None:
     assert ("test_is_mended", "failed", "passed") in outcomes(whole)
     again = compare(project, source=project.checkout, patched_first=True, kept=kept)
     assert outcomes(again) == outcomes(whole)
+
+
+def test_what_waits_for_stock_is_counted_and_goes_first(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    args = {"source": project.checkout, "patched_first": True, "kept": kept}
+    asked: list[str] = []
+    run = Pool.run
+
+    def until_stock(pool: Pool, sides: Sequence[Side], *more: object) -> None:
+        if sides[0].name == "patched":
+            run(pool, sides, *more)
+
+    monkeypatch.setattr(Pool, "run", until_stock)
+    found = compare(project, **args)
+    assert (found.pending, found.waiting) == (3, {"skipped": 1, "failed": 2})
+    words = "3 not reached (2 failed and 1 skipped on patched wait for stock); the same command"
+    assert words in shown(found)
+
+    def in_order(pool: Pool, sides: Sequence[Side], *more: object) -> None:
+        before = {*sides[0].state.results}
+        run(pool, sides, *more)
+        asked.extend(test.rpartition("::")[2] for test in {*sides[0].state.results} - before)
+
+    monkeypatch.setattr(Pool, "run", in_order)
+    found = compare(project, **args)
+    assert (found.pending, found.waiting) == (0, {})
+    assert asked[2:] == ["test_skipped_on_patched"]
+    assert {*asked[:2]} == {"test_breaks", "test_fails_on_both"}
 
 
 def test_the_patched_side_runs_what_a_patch_makes_of_a_test(project: Project) -> None:
@@ -317,6 +349,28 @@ def test_a_crash_costs_one_test(project: Project, tmp_path: Path) -> None:
         ("test_2", "passed", "passed"),
     ]
     assert "SIGSEGV" in found.broken[0].patched.message  # type: ignore[union-attr]
+
+
+def test_a_gpu_that_is_lost_costs_one_test(project: Project, tmp_path: Path) -> None:
+    found = mine(
+        project,
+        tmp_path,
+        f"{PATCHED}import types, torch\n\n"
+        "def lost():\n    raise RuntimeError('CUDA error: an illegal memory access')\n\n"
+        "def test_0():\n    torch.cuda = types.SimpleNamespace(synchronize=lambda: None)\n"
+        "    assert not PATCHED, 'CUDA error: of a test that leaves the GPU as it was'\n\n"
+        "def test_1():\n    assert hasattr(torch, 'cuda'), 'its process did not go on'\n\n"
+        "def test_2():\n    torch.cuda = types.SimpleNamespace(synchronize=lost)\n"
+        "    if PATCHED: lost()\n\n"
+        "def test_3():\n    assert hasattr(torch, 'cuda') is not PATCHED\n",
+    )
+    assert outcomes(found) == [
+        ("test_0", "passed", "failed"),
+        ("test_2", "passed", "failed"),
+        ("test_1", "passed", "passed"),
+        ("test_3", "passed", "passed"),
+    ]
+    assert "illegal memory" in found.broken[1].patched.message  # type: ignore[union-attr]
 
 
 def test_a_file_that_cannot_be_read_is_one_row(project: Project, tmp_path: Path) -> None:

@@ -10,18 +10,34 @@ import unittest
 from contextlib import nullcontext
 from unittest import mock
 
+import sympy
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch._inductor import (
+    as_read_tile as as_read,
+    block_reads,
     block_reduction_order,
+    block_reduction_tile,
     metrics,
+    narrow_copy,
     repeated_tensor,
     row_values,
     tiling_utils,
 )
+from torch._inductor.as_read_tile import as_read_tile
+from torch._inductor.block_reduction_loops import (
+    count_as,
+    Strides,
+    without_needless_modulo,
+)
 from torch._inductor.block_reduction_order import follow_writes, YFirstTile
 from torch._inductor.block_reduction_tile import Access, BlockReductionTile, choose_tile
+from torch._inductor.codegen import triton_utils
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.device_model import DeviceModel
+from torch._inductor.graph import GraphLowering
+from torch._inductor.narrow_copy import is_copied_narrower
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_heuristics import GridExpr, persistent_reduction
@@ -29,12 +45,15 @@ from torch._inductor.test_case import run_tests, TestCase
 from torch._inductor.tiling_utils import extract_normalized_read_writes
 from torch._inductor.turned_results import Turned
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
 from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 
 try:
@@ -1352,6 +1371,897 @@ class RepeatedTensorTest(TestCase):
             return rows.expand(4, 2, 64).clone()
 
         self.check(f, self.keys(torch.float32, (4, 64)), 1, 1)
+
+
+# Results written as they are read
+
+def softmax(x):
+    return (torch.softmax(x, 1),)
+
+
+def log_softmax(x):
+    return (torch.log_softmax(x.float(), 1),)
+
+
+def normalize(x):
+    return (F.normalize(x, dim=1),)
+
+
+def standardize(x):
+    variance, mean = torch.var_mean(x, 1, keepdim=True, correction=0)
+    return (x - mean) * torch.rsqrt(variance + 1e-5), mean
+
+
+def permuted_layer_norm(x):
+    return (F.layer_norm(x.transpose(1, 2), (x.shape[1],)).transpose(1, 2).contiguous(),)
+
+
+def to_int8(x):
+    scale = x.float().abs().amax(1, keepdim=True) / 127
+    return (x.float() / scale).round().to(torch.int8), scale
+
+
+def behind_an_activation(x):
+    return (torch.softmax(F.silu(x), 1),)
+
+
+AS_READ_FORMS = (
+    softmax,
+    log_softmax,
+    normalize,
+    standardize,
+    permuted_layer_norm,
+    to_int8,
+    behind_an_activation,
+)
+
+
+def layer_norm(x, weight, bias):
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).pow(2).mean(1, keepdim=True)
+    return (weight[:, None] * ((x - mean) / torch.sqrt(variance + 1e-5)) + bias[:, None],)
+
+
+def added_norm(x, residual, weight, bias):
+    total = x + residual
+    return total, *layer_norm(total, weight, bias)
+
+
+def gradient(dy, y):
+    dot = (dy.float() * y.float()).sum(1, keepdim=True)
+    return ((y.float() * (dy.float() - dot)).to(y.dtype),)
+
+
+def rows_in_blocks(x):
+    blocks = x.reshape(-1, 32, x.shape[1])
+    amax = blocks.abs().amax(1, keepdim=True)
+    return (blocks / amax).reshape(x.shape), amax.squeeze(1)
+
+
+def flattened_and_back(x):
+    """Transposed, in blocks of one dimension, and back again."""
+    t = x.t().contiguous()
+    blocks = t.reshape(-1, 32)
+    amax = blocks.abs().amax(1).unsqueeze(1)
+    return (blocks / amax).reshape(t.shape).t().contiguous(), amax
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class AsReadTileTest(BlockReductionTestBase):
+    """Of a device with four multiprocessors, so that small tensors have a program for each."""
+
+    def setUp(self):
+        super().setUp()
+        of = mock.patch.object(block_reduction_order, "DeviceModel")
+        self.device = of.start()
+        self.addCleanup(of.stop)
+        self.device.of.return_value = DeviceModel(sms=4)
+
+    def check_tiled(self, f, *args, **options):
+        code = self.check(f, *args, **options)
+        tile = self.tile(code)
+        self.assertIsNotNone(tile)
+        self.assertIn("@triton_heuristics.persistent_reduction", code)
+        for x in {a.data_ptr(): a for a in args if a.dim() > 1}.values():
+            self.assertGreaterEqual(x.numel() // x.shape[1], 4 * tile["XBLOCK"])
+        return code
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    @parametrize("f", AS_READ_FORMS)
+    def test_forms(self, f, dtype):
+        code = self.check_tiled(f, randn(2, 24, 150, dtype=dtype))
+        self.assertEqual(len(re.findall(r"tl\.load\(", code)), 1)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("shape", ((1, 9, 131), (3, 100, 64), (2, 129, 67), (2, 520, 72)))
+    def test_odd_sizes(self, shape, dtype):
+        self.check_tiled(standardize, randn(*shape, dtype=dtype))
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_rows_are_loaded_before_tiles(self, dtype):
+        """Triton goes on with the layout of the last load."""
+        x, residual = randn(2, 2, 96, 80, dtype=dtype)
+        rows = randn(2, 96, dtype=dtype)
+        code = self.check_tiled(added_norm, x, residual, *rows)
+        loads = re.findall(r"tl\.load\((in_ptr\d)", code)
+        self.assertEqual(sorted(loads), ["in_ptr0", "in_ptr1", "in_ptr2", "in_ptr3"])
+        self.assertEqual(sorted(loads[:2]), ["in_ptr2", "in_ptr3"])
+
+    def test_rows_that_are_indirect(self):
+        def f(x, table, index):
+            weight = table[index]
+            return (torch.softmax(x, 1) * weight[:, None],)
+
+        x, table = randn(2, 24, 80), randn(50)
+        index = torch.randint(50, (24,), device=x.device)
+        self.check(lambda x, table: f(x, table, index), x, table)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_block_pointers(self, dtype):
+        """Whose index is not known: rows are loaded where they are used."""
+        args = (randn(2, 96, 80, dtype=dtype), *randn(2, 96, dtype=dtype))
+        options = {"triton.use_block_ptr": True}
+        code = self.check_tiled(layer_norm, *args, **options)
+        with inductor_config.patch(options):
+            # 2.15 asks Triton whether it has them
+            has = getattr(triton_utils, "use_block_ptr_enabled", lambda: True)()
+        self.assertEqual("tl.make_block_ptr(" in code, has)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_two_inputs(self, dtype):
+        y = torch.softmax(randn(2, 24, 150), 1).to(dtype)
+        self.check_tiled(gradient, randn(2, 24, 150, dtype=dtype), y)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize("f", (rows_in_blocks, flattened_and_back))
+    def test_blocks(self, f, dtype):
+        code = self.check(f, randn(96, 72, dtype=dtype))
+        tile = self.tile(code)
+        self.assertEqual((tile["XBLOCK"], tile["num_warps"]), (32, 1))
+        self.assertEqual(code.count("tl.load("), 1)
+
+    def test_a_part_of_a_tensor(self):
+        self.check_tiled(softmax, randn(2, 30, 160)[:, 3:27, 5:155])
+
+    def test_an_unaligned_input(self):
+        x = randn(2 * 24 * 150 + 1, dtype=torch.bfloat16)[1:].view(2, 24, 150)
+        self.check_tiled(standardize, x)
+
+    def test_four_dimensions(self):
+        self.check_tiled(standardize, randn(2, 24, 10, 15))
+
+    def test_what_is_infinite_or_not_a_number(self):
+        x = randn(2, 24, 150)
+        x[0, 3, 7] = float("inf")
+        x[1, 5, 9] = float("nan")
+        x[0, :, 11] = float("-inf")
+        with inductor_config.patch(TILED):
+            actual, code = run_and_get_code(torch.compile(softmax, fullgraph=True), x)
+        self.assertIsNotNone(self.tile("\n".join(code)))
+        self.assertEqual(actual, softmax(x))
+
+    def test_a_dynamic_batch(self):
+        x = randn(4, 24, 150)
+        torch._dynamo.mark_dynamic(x, 0)
+        self.check_tiled(standardize, x)
+
+    def test_dynamic_columns(self):
+        x = randn(2, 24, 150)
+        torch._dynamo.mark_dynamic(x, 2)
+        self.check(standardize, x)
+
+    def test_a_reduction_of_unknown_size_is_left_alone(self):
+        x = randn(2, 24, 150)
+        torch._dynamo.mark_dynamic(x, 1)
+        self.assertIsNone(self.tile(self.check(softmax, x, kernels=(1, 2))))
+
+    @parametrize(
+        "shape",
+        ((2, 24, 31), (1, 24, 95), (2, 1100, 72)),
+        name_fn=lambda s: f"{s[0]}x{s[1]}x{s[2]}",
+    )
+    def test_others_are_left_alone(self, shape):
+        """Less than a line, fewer programs than multiprocessors, more values than fit."""
+        code = self.check(standardize, randn(*shape), kernels=(1, 2))
+        self.assertIsNone(self.tile(code))
+
+    def test_what_is_not_written_as_it_is_read_is_left_alone(self):
+        self.assertIsNone(self.tile(self.check(lambda x: (x.sum(1),), randn(2, 24, 150))))
+
+    def test_the_last_dimension_is_left_alone(self):
+        code = self.check(lambda x: (torch.softmax(x, 2),), randn(2, 150, 24))
+        self.assertIsNone(self.tile(code))
+
+    def test_off(self):
+        options = {"triton.block_reduction_tiles": False}
+        code = self.check(softmax, randn(2, 24, 150), kernels=(1, 2), **options)
+        self.assertIsNone(self.tile(code))
+
+    def test_looped_where_persistent_reductions_are_off(self):
+        options = {"triton.persistent_reductions": False}
+        code = self.check(softmax, randn(2, 24, 150), kernels=(1, 2), **options)
+        self.assertIsNone(self.tile(code))
+
+    @parametrize("values,kind", ((24, "persistent_reduction"), (200, "reduction")))
+    def test_combo_kernels_are_left_alone(self, values, kind):
+        """Long ones are loops, as upstream has them."""
+
+        def f(x, y, *rows):
+            return softmax(x)[0] * rows[0][:, None], softmax(y)[0] * rows[1][:, None]
+
+        x, y, rows = randn(2, values, 150), randn(3, values, 150), randn(2, values)
+        code = self.check(f, x, y, *rows, kernels=(1, 2), combo_kernels=True)
+        self.assertIn("'combo_grid_meta'", code)
+        self.assertIsNone(self.tile(code))
+        self.assertEqual(set(re.findall(r"@triton_heuristics.(\w+)\(", code)), {kind})
+
+    def test_deterministic(self):
+        self.check_tiled(standardize, randn(2, 24, 150), deterministic=True)
+
+
+ROW_SIZES = {"x": 2**18, "r0_": 128}
+ROW_READ = access(2**26, 2, x=128)
+ROW_WRITE = dataclasses.replace(ROW_READ, buffers=ROW_READ.buffers.copy())
+TWO_WRITES = dataclasses.replace(ROW_WRITE, buffers=type(ROW_WRITE.buffers)(["buf0", "buf1"]))
+
+
+@instantiate_parametrized_tests
+class ChooseAsReadTileTest(TestCase):
+    """``as_read_tile`` alone, in bytes and elements, of 132 multiprocessors."""
+
+    def choose(self, reads=(ROW_READ,), writes=(ROW_WRITE,), **sizes):
+        return as_read_tile(
+            [*reads], [*writes], {**ROW_SIZES, **sizes}, DeviceModel(sms=132)
+        )
+
+    @parametrize(
+        "values,columns,num_warps",
+        (
+            (2, 256, 1),
+            (8, 256, 2),
+            (16, 128, 2),
+            (19, 64, 2),
+            (32, 64, 2),
+            (64, 64, 4),
+            (100, 64, 4),
+            (128, 64, 4),
+            (192, 32, 4),
+            (256, 32, 4),
+            (512, 32, 8),
+            (1000, 32, 16),
+        ),
+    )
+    def test_blocks_and_warps(self, values, columns, num_warps):
+        tile = self.choose(r0_=values)
+        self.assertEqual((tile.blocks, tile.num_warps), ({"XBLOCK": columns}, num_warps))
+        self.assertEqual(tile.alignment, dict.fromkeys(ROW_READ.buffers, 8))
+
+    @parametrize("columns,expected", ((64 * 528, 64), (32 * 528, 32), (32 * 132, 32), (4192, None)))
+    def test_programs_a_multiprocessor(self, columns, expected):
+        """Fewer columns where there are few programs, and no tile where there are too few."""
+        tile = self.choose(x=columns)
+        self.assertEqual(tile and tile.blocks["XBLOCK"], expected)
+
+    @parametrize(
+        "values,reads,columns,num_warps",
+        ((128, 3, 64, 4), (128, 4, 32, 4), (512, 3, 32, 8), (1000, 1, 32, 16), (1000, 2, 16, 8)),
+    )
+    def test_registers(self, values, reads, columns, num_warps):
+        """Fewer columns where what is read of them does not fit."""
+        wide = access(2**27, 4, x=64)
+        names = type(wide.buffers)([f"buf{i}" for i in range(reads)])
+        tile = self.choose([dataclasses.replace(wide, buffers=names)], [wide], r0_=values)
+        self.assertEqual((tile.blocks["XBLOCK"], tile.num_warps), (columns, num_warps))
+
+    @parametrize("itemsize", (2, 4))
+    def test_rows_that_begin_anywhere(self, itemsize):
+        """Where each value has an address, half as many fit in registers."""
+        odd = dataclasses.replace(access(2**26, itemsize, x=128), row_alignment=itemsize)
+        self.assertIsNotNone(self.choose([odd], [odd], r0_=512))
+        self.assertIsNone(self.choose([odd], [odd], r0_=520))
+        self.assertIsNone(self.choose([odd], r0_=520))
+        even = dataclasses.replace(odd, row_alignment=2 * itemsize)
+        self.assertIsNotNone(self.choose([even], [even], r0_=520))
+
+    def test_looped_as_fast(self):
+        """Half types in rows of whole lines, a quarter of which would be padding."""
+        self.assertTrue(hasattr(as_read, "is_looped_as_fast"))
+
+        def looped(values, reads=ROW_READ, writes=ROW_WRITE):
+            return as_read.is_looped_as_fast([reads], [writes], {**ROW_SIZES, "r0_": values})
+
+        self.assertTrue(looped(320))
+        self.assertFalse(looped(410))
+        self.assertTrue(looped(768))
+        self.assertFalse(looped(150))
+        self.assertFalse(looped(768, access(2**26, 4, x=128)))
+        self.assertFalse(looped(768, dataclasses.replace(ROW_READ, row_alignment=64)))
+        self.assertFalse(looped(768, writes=dataclasses.replace(ROW_WRITE, row_alignment=64)))
+
+    @parametrize("values,rows,num_warps", ((16, 4, 4), (32, 4, 4), (64, 4, 8), (128, 2, 8), (256, 2, 8)))
+    def test_results_of_blocks_in_another_order(self, values, rows, num_warps):
+        """Programs have several, which are written one after the other."""
+        tile = self.choose(
+            writes=[ROW_WRITE, access(2**21, 2, y=128)], y=512, r0_=values
+        )
+        self.assertEqual((tile.blocks["YBLOCK"], tile.num_warps), (rows, num_warps))
+
+    def test_a_dimension_that_is_not_read_along(self):
+        """The programs of both count."""
+        tile = self.choose(x=64 * 66, y=8)
+        self.assertEqual(tile.blocks, {"YBLOCK": 1, "XBLOCK": 64})
+
+    def test_lanes_load_as_many_elements_of_each(self):
+        """As many as 8 bytes have of the widest."""
+        wide = access(2**27, 4, x=64)
+        tile = self.choose([ROW_READ], [wide])
+        self.assertEqual(tile.alignment, {"buf67108864": 4, "buf134217728": 8})
+
+    @parametrize("alignment,tiled", ((2, False), (16, False), (32, True), (128, True)))
+    def test_parts_of_sectors(self, alignment, tiled):
+        """One result may have them, two may not."""
+        one, two = (dataclasses.replace(w, row_alignment=alignment) for w in (ROW_WRITE, TWO_WRITES))
+        self.assertIsNotNone(self.choose(writes=[one]))
+        self.assertEqual(self.choose(writes=[two]) is not None, tiled)
+
+    @parametrize(
+        "reads,writes",
+        (
+            ([access(2**26, 2, r0_=128)], [access(2**26, 2, r0_=128)]),
+            ([ROW_READ], [access(2**26, 2, r0_=128)]),
+            ([ROW_READ, access(2**26, 2, r0_=128)], [ROW_WRITE]),
+            ([ROW_READ], [access(2**21, 2, x=128)]),
+            ([access(2**26, 2, x=32)], [ROW_WRITE]),
+            ([access(2**26, 2)], [ROW_WRITE]),
+        ),
+        name_fn=lambda reads, writes: f"{len(reads)}_{reads[-1].run}_{writes[0].run}"
+        + f"_{writes[0].nbytes}",
+    )
+    def test_other_kernels_have_none(self, reads, writes):
+        self.assertIsNone(self.choose(reads, writes))
+
+
+# Loops over blocks, and casts
+
+def flattened_transposed(x, block=32):
+    t = x.t().contiguous()
+    blocks = t.reshape(-1, block)
+    amax = blocks.abs().amax(1).unsqueeze(1)
+    return (blocks / amax).reshape(t.shape).t(), amax
+
+
+def not_transposed_back(x, block=32):
+    y, amax = flattened_transposed(x, block)
+    return y.t(), amax
+
+
+def three_dimensions(x, block=32):
+    t = x.t().contiguous()
+    blocks = t.reshape(t.shape[0], -1, block)
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).reshape(t.shape).t(), amax
+
+
+def without_a_dimension(x, block=32):
+    t = x.t().contiguous()
+    blocks = t.reshape(t.shape[0], -1, block)
+    amax = blocks.abs().amax(-1)
+    return (blocks / amax[..., None]).view(t.shape), amax
+
+
+def unflattened(x, block=32):
+    blocks = x.t().unflatten(-1, (-1, block))
+    amax = blocks.abs().amax(-1, keepdim=True)
+    return (blocks / amax).flatten(-2).contiguous(), amax
+
+
+def blocks_of_rows_transposed(x, block=32):
+    blocks = x.view(-1, block, x.shape[1])
+    amax = blocks.abs().amax(1, keepdim=True)
+    return (blocks / amax).view(x.shape).t().contiguous(), amax.squeeze(1).t()
+
+
+TRANSPOSED_FORMS = (
+    flattened_transposed,
+    not_transposed_back,
+    three_dimensions,
+    without_a_dimension,
+    unflattened,
+    blocks_of_rows_transposed,
+)
+
+
+def contiguous_again(x):
+    y, amax = flattened_transposed(x)
+    return y.contiguous(), amax
+
+
+def there_and_back(x):
+    """As what was quantized is read again: of the shape of ``x`` all the time."""
+    amax = x.unflatten(0, (-1, 32)).abs().amax(1)
+    scale = amax.repeat_interleave(32, 0)
+    return (x / scale) * 3 + scale, amax
+
+
+def rounded(x):
+    blocks = x.unflatten(0, (-1, 32)).float()
+    scale = blocks.abs().amax(1, keepdim=True) / 127
+    return (((blocks / scale).round() * scale).flatten(0, 1).to(x.dtype),)
+
+
+def in_float32(x):
+    blocks = x.t().contiguous().reshape(-1, 32).float()
+    amax = blocks.abs().amax(1, keepdim=True)
+    y = (blocks / amax).to(x.dtype).reshape(x.t().shape)
+    return y.t(), amax.reshape(x.shape[1], -1)
+
+
+def by_a_power_of_two(x):
+    blocks = x.t().contiguous().reshape(-1, 32)
+    exponent = torch.floor(torch.log2(blocks.abs().amax(1, keepdim=True).float()))
+    y = (blocks * torch.exp2(-exponent)).to(x.dtype).reshape(x.t().shape)
+    return y.t(), (exponent + 127).to(torch.uint8).reshape(x.shape[1], -1)
+
+
+def by_two_reductions(x):
+    blocks = x.t().contiguous().reshape(-1, 32)
+    low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+    return ((blocks - low) / (high - low)).reshape(x.t().shape).t(), low, high
+
+
+def normed(x):
+    blocks = x.t().contiguous().reshape(-1, 32)
+    variance, mean = torch.var_mean(blocks, 1, keepdim=True)
+    y = (blocks - mean) * torch.rsqrt(variance + 1e-5)
+    return (y.reshape(x.t().shape).t(),)
+
+
+def gated(x):
+    """A product in front, which is computed where it is read."""
+    return flattened_transposed(torch.sigmoid(x) * x)
+
+
+@instantiate_parametrized_tests
+class BlockReductionLoopsTest(BlockReductionTestBase):
+    def check_tiled(self, f, x, block=32):
+        code = self.check(f, x)
+        self.assertIsNotNone(self.tile(code))
+        self.assertEqual(self.size_hints(code)["r0_"], block)
+        for line in code.split("\n"):
+            if "tl.load(" in line or "tl.store(" in line:
+                self.assertNotRegex(line, "//|%")
+        return code
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    @parametrize("f", TRANSPOSED_FORMS)
+    def test_forms(self, f, dtype):
+        code = self.check_tiled(f, randn(256, 72, dtype=dtype))
+        self.assertEqual(self.size_hints(code), {"y": 8, "x": 128, "r0_": 32})
+
+    @parametrize("block", (16, 32, 64, 128))
+    @parametrize("f", (flattened_transposed, three_dimensions))
+    def test_blocks(self, f, block):
+        x = randn(3 * block, 72, dtype=torch.bfloat16)
+        self.check_tiled(lambda x: f(x, block), x, block)
+
+    @parametrize("innermost", (False, True))
+    @parametrize("f", (*TRANSPOSED_FORMS, by_two_reductions, gated))
+    def test_where_warps_lie(self, f, innermost):
+        """Blocks are outermost in a load where Triton has warps along what is innermost."""
+        with mock.patch.object(block_reduction_tile, "WARPS_ALONG_INNERMOST", innermost):
+            code = self.check_tiled(f, randn(7 * 32, 72, dtype=torch.bfloat16))
+        self.assertEqual("tl.permute(tl.load(" in code, innermost)
+
+    @parametrize("f", (in_float32, by_a_power_of_two, by_two_reductions, normed, gated))
+    def test_what_is_computed_of_blocks(self, f):
+        self.check_tiled(f, randn(160, 72, dtype=torch.bfloat16))
+
+    @parametrize("f", (flattened_transposed, three_dimensions))
+    def test_loops_of_one_size(self, f):
+        """Their order alone is another."""
+        self.check_tiled(f, randn(32 * 32, 32))
+
+    @parametrize("f", (flattened_transposed, three_dimensions))
+    def test_a_part_of_a_tensor(self, f):
+        self.check_tiled(f, randn(128, 80)[:, :72])
+
+    @parametrize("f", (flattened_transposed, three_dimensions))
+    def test_an_unaligned_input(self, f):
+        self.check_tiled(f, randn(128 * 72 + 1)[1:].view(128, 72))
+
+    def test_batched(self):
+        def f(x):
+            t = x.transpose(1, 2).contiguous()
+            blocks = t.reshape(-1, 32)
+            amax = blocks.abs().amax(1, keepdim=True)
+            return (blocks / amax).reshape(t.shape).transpose(1, 2), amax
+
+        self.check_tiled(f, randn(3, 96, 72))
+
+    @parametrize("dtype", (torch.float16, torch.bfloat16))
+    @parametrize("f", (there_and_back, rounded))
+    def test_a_result_as_it_is_read(self, f, dtype):
+        """One kernel, which reads along x and writes along x."""
+        code = self.check(f, randn(128, 64, dtype=dtype))
+        self.assertIsNone(self.tile(code))
+        self.assertEqual(self.size_hints(code), {"x": 256, "r0_": 32})
+        self.assertEqual(code.count("tl.load("), 1)
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+    def test_a_result_that_is_not_transposed(self, dtype):
+        """It gets the loops of the reduction, and is in one kernel with it."""
+        code = self.check(contiguous_again, randn(128, 64, dtype=dtype))
+        self.assertEqual(self.size_hints(code)["r0_"], 32)
+        self.assertEqual(code.count("tl.load("), 1)
+
+    def test_a_result_as_it_is_read_of_a_batch(self):
+        def f(x):
+            blocks = x.unflatten(1, (-1, 32)).float()
+            amax = blocks.abs().amax(2, keepdim=True)
+            return (((blocks / amax * 3).floor() * amax).flatten(1, 2).to(x.dtype),)
+
+        self.check(f, randn(3, 96, 72, dtype=torch.bfloat16))
+
+    @parametrize("block", (64, 128, 512))
+    def test_long_blocks_as_they_are_read(self, block):
+        def f(x):
+            blocks = x.unflatten(0, (-1, block)).float()
+            scale = blocks.abs().amax(1, keepdim=True) / 127
+            return (((blocks / scale).round() * scale).flatten(0, 1).to(x.dtype),)
+
+        self.check(f, randn(2 * block, 64, dtype=torch.bfloat16))
+
+    def test_blocks_of_rows(self):
+        """As upstream fuses them, where it does."""
+
+        def f(x):
+            blocks = x.view(-1, 32, x.shape[1])
+            amax = blocks.abs().amax(1, keepdim=True)
+            return (blocks / amax).view(x.shape), amax
+
+        code = self.check(f, randn(128, 64))
+        sizes = self.size_hints(code)
+        self.assertEqual(sizes, {"x": 256, "r0_": 32})
+        torch._dynamo.reset()
+        metrics.reset()
+        # 2.15 has two kernels of it by itself
+        upstream = 2 if hasattr(tiling_utils, "analyze_memory_coalescing_for_nodes") else 1
+        options = {"triton.block_reduction_tiles": False}
+        code = self.check(f, randn(128, 64), kernels=upstream, **options)
+        if upstream == 1:
+            self.assertEqual(self.size_hints(code), sizes)
+
+    def test_a_transposed_input_is_read_along_its_blocks(self):
+        code = self.check(flattened_transposed, randn(64, 128).t())
+        self.assertIsNone(self.tile(code))
+        self.assertEqual(self.size_hints(code), {"x": 256, "r0_": 32})
+
+    def test_blocks_of_more_than_one_column_are_left_alone(self):
+        code = self.check(flattened_transposed, randn(48, 64))
+        self.assertIsNone(self.tile(code))
+
+    def test_off(self):
+        options = {"triton.block_reduction_tiles": False}
+        # 2.15 has one kernel of it by itself
+        kernels = 1 if hasattr(tiling_utils, "analyze_memory_coalescing_for_nodes") else 2
+        code = self.check(three_dimensions, randn(128, 64), kernels=kernels, **options)
+        self.assertIsNone(self.tile(code))
+
+    @parametrize("f", (flattened_transposed, three_dimensions))
+    @parametrize("dims", ((0,), (1,), (0, 1)))
+    def test_dynamic(self, f, dims):
+        torch._dynamo.reset()
+        compiled = torch.compile(f, fullgraph=True)
+        for rows, columns in ((128, 64), (96, 72), (160, 200)):
+            x = randn(rows, columns, dtype=torch.bfloat16)
+            x = x[: rows if 0 in dims else 96, : columns if 1 in dims else 64]
+            for dim in dims:
+                torch._dynamo.mark_dynamic(x, dim)
+            with inductor_config.patch(TILED):
+                actual, _ = run_and_get_code(compiled, x)
+            for act, expect in zip(actual, f(x)):
+                self.assertEqual(act, expect)
+                self.assertEqual(act.stride(), expect.stride())
+
+
+FP8 = torch.float8_e4m3fn
+
+
+def scaled(t, dims, dtype=FP8):
+    """t by the largest magnitude along ``dims``."""
+    scale = 448 / t.abs().amax(dims, keepdim=True)
+    return (t * scale).clamp(-448, 448).to(dtype), scale
+
+
+def of_two_dimensions(x, m, n):
+    """x [M, N] in blocks of [m, n], reduced where they are."""
+    values, scale = scaled(x.float().view(x.shape[0] // m, m, x.shape[1] // n, n), (1, 3))
+    return values.view(x.shape), scale
+
+
+def with_dimensions_unflattened(x, m, n):
+    values, scale = scaled(x.unflatten(0, (-1, m)).unflatten(2, (-1, n)).float(), (1, 3))
+    return values.flatten(2, 3).flatten(0, 1), scale.squeeze(3).squeeze(1)
+
+
+def one_after_another(x, m, n):
+    """The values of a block follow one another, and are written back to their matrix."""
+    t = x.view(x.shape[0] // m, m, -1, n).permute(0, 2, 1, 3).reshape(-1, m * n)
+    values, scale = scaled(t.float(), (1,))
+    values = values.view(x.shape[0] // m, -1, m, n).permute(0, 2, 1, 3)
+    return values.reshape(x.shape), scale
+
+
+def a_row_of_blocks_after_another(x, m, n):
+    t = x.view(x.shape[0] // m, m, -1, n).transpose(1, 2).contiguous().flatten(2)
+    values, scale = scaled(t.float(), (2,))
+    values = values.unflatten(2, (m, n)).transpose(1, 2).contiguous()
+    return values.view(x.shape), scale
+
+
+@instantiate_parametrized_tests
+class BlocksOfTwoDimensionsTest(BlockReductionTestBase):
+    """One for each multiprocessor at least: 12 x 11 blocks, of 132."""
+
+    TRANSPOSED_FORMS = (
+        of_two_dimensions,
+        with_dimensions_unflattened,
+        one_after_another,
+        a_row_of_blocks_after_another,
+    )
+
+    def setUp(self):
+        super().setUp()
+        self.blocks = mock.patch.object(block_reads, "DeviceModel")
+        self.device = self.blocks.start()
+        self.addCleanup(self.blocks.stop)
+        self.device.of.return_value = DeviceModel(sms=132, l2_mib=50)
+
+    @parametrize("f", TRANSPOSED_FORMS)
+    @parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+    def test_forms(self, f, dtype):
+        x = randn(12 * 32, 11 * 32, dtype=dtype)
+        self.check(lambda x: f(x, 32, 32), x)
+
+    @parametrize("f", TRANSPOSED_FORMS)
+    @parametrize("m,n", ((2, 64), (8, 32), (16, 128)))
+    def test_blocks(self, f, m, n):
+        self.check(lambda x: f(x, m, n), randn(12 * m, 11 * n))
+
+    def test_loops(self):
+        """Blocks that are too long to be persistent are read again, and stay in the L2 cache."""
+        x = randn(12 * 64, 11 * 64, dtype=torch.bfloat16)
+        self.check(lambda x: of_two_dimensions(x, 64, 64), x)
+
+    def test_what_is_computed_first(self):
+        def f(x, gate):
+            return of_two_dimensions(torch.nn.functional.silu(x) * gate, 32, 32)
+
+        self.check(f, randn(12 * 32, 11 * 32), randn(12 * 32, 11 * 32))
+
+    def test_batched(self):
+        def f(x):
+            values, scale = scaled(x.view(2, 6, 32, 11, 32), (2, 4), torch.bfloat16)
+            return values.view(x.shape), scale
+
+        self.check(f, randn(2, 6 * 32, 11 * 32))
+
+    def test_a_part_of_a_tensor(self):
+        x = randn(12 * 32, 12 * 32)[:, 32:]
+        self.check(lambda x: with_dimensions_unflattened(x, 32, 32), x)
+
+    def test_dynamic(self):
+        def f(x):
+            return scaled(x.view(x.shape[0] // 32, 32, x.shape[1] // 32, 32), (1, 3))
+
+        x = randn(12 * 32, 11 * 32)
+        torch._dynamo.mark_dynamic(x, 0)
+        self.check(f, x)
+
+    def test_values_alone(self):
+        x = randn(12 * 32, 11 * 32)
+        self.check(lambda x: of_two_dimensions(x, 32, 32)[:1], x)
+
+    @parametrize(
+        "f,m,n",
+        (
+            (one_after_another, 32, 16),
+            (one_after_another, 4, 49),
+            (lambda x, m, n: (one_after_another(x, m, n)[0].t().contiguous(),), 32, 32),
+        ),
+    )
+    def test_short_runs_are_not_written(self, f, m, n):
+        """Less than a sector in a row, or a part of one, and a transposed result."""
+        self.check(lambda x: f(x, m, n), randn(12 * m, 11 * n), kernels=2)
+
+    def test_what_cannot_be_in_the_kernel_keeps_its_loops(self):
+        """It is fused with the reduction of the rows, which comes after that of the blocks."""
+
+        def f(x):
+            blocks = x.view(12, 32, 11, 32)
+            y = (blocks / blocks.abs().amax((1, 3), keepdim=True)).view(x.shape)
+            amax = y.abs().amax(1, keepdim=True)
+            return (y / amax).to(torch.bfloat16), amax
+
+        self.check(f, randn(12 * 32, 11 * 32), kernels=2)
+
+    def test_a_scale_of_scales(self):
+        def f(x):
+            blocks = x.view(12, 32, 11, 32)
+            amax = blocks.abs().amax((1, 3), keepdim=True)
+            return ((blocks * (amax.amax() / amax)).view(x.shape),)
+
+        x, last = randn(12 * 32, 11 * 32), "def triton_poi"
+        code = self.check(f, x, kernels=3).split(last)[-1]
+        metrics.reset()
+        off = self.check(f, x, kernels=3, **{"triton.block_reduction_tiles": False})
+        self.assertEqual(code, off.split(last)[-1])
+
+    def test_values_that_are_not_stored_stay_so(self):
+        def f(x):
+            blocks = x.view(12, 32, 11, 32)
+            scale = 1 / blocks.abs().amax((1, 3), keepdim=True)
+            x.view(12, 32, 11, 32).mul_(scale)
+            return (scale,)
+
+        x = randn(12 * 32, 11 * 32)
+        with inductor_config.patch(TILED):
+            _, (code,) = run_and_get_code(torch.compile(f, fullgraph=True), x)
+        self.assertNotIn("empty_strided_cuda((384, 352)", code)
+
+    @parametrize("device", ({"sms": 133}, {"l2_mib": 0}))
+    def test_two_kernels_use_the_device_better(self, device):
+        """Fewer blocks than multiprocessors, or blocks that leave the L2 cache."""
+        self.device.of.return_value = dataclasses.replace(
+            self.device.of.return_value, **device
+        )
+        x = randn(12 * 32, 11 * 32)
+        self.check(lambda x: one_after_another(x, 32, 32), x, kernels=2)
+
+    def test_off(self):
+        x = randn(12 * 32, 11 * 32)
+        self.check(
+            lambda x: one_after_another(x, 32, 32),
+            x,
+            kernels=2,
+            **{"triton.block_reduction_tiles": False},
+        )
+
+
+def scaled_cast(x, dtype, block=32):
+    """Blocks by their largest magnitude, in float32, by more operations than are inlined."""
+    blocks = x.float().view(x.shape[0], -1, block)
+    y = blocks / blocks.abs().amax(-1, keepdim=True)
+    for _ in range(16):  # two operations each, of 30
+        y = y * 0.75 + 0.125
+    return y.clamp(-2, 2).to(dtype).view(x.shape)
+
+
+def transposed(y):
+    return y.t().contiguous()
+
+
+def column_major(y):
+    return y.t().contiguous().t()
+
+
+def untiled(y, tile=32):
+    """The matrix [M, N] of tiles, one after another."""
+    m, n = y.shape
+    y = y.view(m // tile, n // tile, tile, tile)
+    return y.permute(0, 2, 1, 3).contiguous().view(m, n)
+
+
+@instantiate_parametrized_tests
+class NarrowCopyTest(BlockReductionTestBase):
+    WIDE = "(96, 5, 32), (160, 32, 1), torch.float32)"
+
+    @parametrize("copy", (transposed, column_major, untiled))
+    @parametrize("dtype", (torch.float8_e4m3fn, torch.bfloat16))
+    def test_the_narrow_values_are_stored(self, copy, dtype):
+        x = randn(96, 160, dtype=torch.bfloat16)
+        # 2.15 has one kernel of both
+        code = self.check(lambda x: (copy(scaled_cast(x, dtype)),), x, kernels=(1, 2))
+        self.assertNotIn(self.WIDE, code)
+
+    def test_off(self):
+        x = randn(96, 160, dtype=torch.bfloat16)
+        off = {"triton.block_reduction_tiles": False}
+        code = self.check(
+            lambda x: (untiled(scaled_cast(x, torch.bfloat16)),), x, kernels=2, **off
+        )
+        self.assertIn(self.WIDE, code)
+
+    @parametrize(
+        "f,expected",
+        (
+            (lambda y: transposed(y.clamp(-2, 2).half()), True),
+            (lambda y: untiled(torch.relu(y).to(torch.float8_e5m2)), True),
+            (lambda y: transposed(y.clamp(-2, 2)), False),
+            (lambda y: transposed(y.double()), False),
+            (lambda y: y.half().t(), False),
+            (lambda y: y.half().contiguous(), False),
+            (lambda y: transposed((y + y.exp()).half()), False),
+            (lambda y: (y.half(), transposed(y.half())), False),
+            (lambda y: transposed(y.half()).sum(), True),
+        ),
+    )
+    def test_what_a_copy_reads(self, f, expected):
+        graph = make_fx(lambda x: f(x * 2), select_decomp_table())(torch.randn(64, 96))
+        (first,) = graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.mul.Tensor
+        )
+        self.assertFalse(is_copied_narrower(first))
+        with mock.patch.object(narrow_copy, "tiles_blocks_on", lambda device: True):
+            self.assertEqual(is_copied_narrower(first), expected)
+
+
+class IndexTest(TestCase):
+    """Indices alone, of variables 0 <= a < 6, 0 <= b < 4 and 0 <= c < 8."""
+
+    def setUp(self):
+        super().setUp()
+        self.a, self.b, self.c = sympy.symbols("a b c", integer=True, nonnegative=True)
+        self.ranges = {v: sympy.Integer(n) for v, n in self.sizes()}
+        graph = GraphLowering(torch.fx.symbolic_trace(lambda: 0))
+        self.enterContext(V.set_graph_handler(graph))
+
+    def sizes(self):
+        return ((self.a, 6), (self.b, 4), (self.c, 8))
+
+    def strides(self, index, *variables):
+        return Strides.of(index, {v: self.ranges[v] for v in variables or self.ranges})
+
+    def test_modulo_that_does_nothing(self):
+        a, b, c = self.a, self.b, self.c
+        inner = 8 * b + c
+        for index, expected in (
+            (FloorDiv(inner, 32), 0),
+            (ModularIndexing(inner, 1, 32), inner),
+            (a + FloorDiv(inner, 32), a),
+            (FloorDiv(inner, 31), FloorDiv(inner, 31)),
+            (ModularIndexing(inner, 1, 31), ModularIndexing(inner, 1, 31)),
+            (ModularIndexing(inner, 8, 4), FloorDiv(inner, 8)),
+            (FloorDiv(inner - 1, 32), FloorDiv(inner - 1, 32)),
+            (FloorDiv(c - b, 32), FloorDiv(c - b, 32)),
+        ):
+            self.assertEqual(without_needless_modulo(index, self.ranges), expected)
+
+    def test_no_sum_of_multiples(self):
+        a, b = self.a, self.b
+        for index in (a * b, FloorDiv(a, 2), a**2, ModularIndexing(a + b, 1, 3)):
+            self.assertIsNone(self.strides(index))
+
+    def test_count_as(self):
+        a, b, c = self.a, self.b, self.c
+        p = sympy.Symbol("p", integer=True, nonnegative=True)
+        q = sympy.Symbol("q", integer=True, nonnegative=True)
+        other = self.strides(32 * a + 8 * b + c)
+        for index, sizes, expected in (
+            (p, (192, 1), {p: 32 * a + 8 * b + c, q: 0}),
+            (8 * p + q, (24, 8), {p: 4 * a + b, q: c}),
+            (p + 32 * q, (32, 6), {p: 8 * b + c, q: a}),
+            (p + 1, (192, 1), None),
+            (2 * p, (192, 1), None),
+            (p, (96, 2), None),
+            (p, (64, 3), None),
+            (32 * p + q, (6, 16), None),
+        ):
+            ranges = dict(zip((p, q), map(sympy.Integer, sizes)))
+            self.assertEqual(count_as(Strides.of(index, ranges), other), expected)
+
+    def test_a_variable_that_is_not_read(self):
+        a, b, c = self.a, self.b, self.c
+        p = sympy.Symbol("p", integer=True, nonnegative=True)
+        q = sympy.Symbol("q", integer=True, nonnegative=True)
+        other = self.strides(4 * a + b)
+        for sizes, expected in (
+            ((24, 8), {p: 4 * a + b, q: c}),
+            ((24, 4), None),
+        ):
+            ranges = dict(zip((p, q), map(sympy.Integer, sizes)))
+            self.assertEqual(count_as(Strides.of(p, ranges), other), expected)
 
 
 if __name__ == "__main__":

@@ -468,7 +468,7 @@ class UnalignedRowsTestCase(TestCase):
     def compile(self, f, args, **options):
         torch._dynamo.reset()
         options = {"force_disable_caches": True, **options}
-        few = mock.patch.object(persistent_reduction, "FEW_ROWS", 5)
+        few = mock.patch.object(persistent_reduction, "RUNTIME_ROWS", 5)
         with inductor_config.patch({**LONG, **options}), few:
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         return actual, "\n".join(code)
@@ -714,12 +714,14 @@ class BroadcastTestCase(TestCase):
         return hasattr(utils, "analyze_memory_coalescing_for_nodes")
 
     def compiled(self, f, *args, **options):
-        torch._dynamo.reset()
         hint = ReductionHint.DEFAULT, 1  # of as many rows as no split of them helps
-        with (
-            inductor_config.patch({**LONG, **options}),
-            mock.patch("torch._inductor.ir.Reduction.num_splits", return_value=hint),
-        ):
+        with mock.patch("torch._inductor.ir.Reduction.num_splits", return_value=hint):
+            return self.split(f, *args, **options)
+
+    def split(self, f, *args, **options):
+        """Where lowering splits them, if an option says so."""
+        torch._dynamo.reset()
+        with inductor_config.patch({**LONG, **options}):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         code = "\n".join(code)
         return actual, code, re.findall(r"@triton_heuristics\.(\w+)\(", code)
@@ -1127,7 +1129,9 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
 
     def test_looped_as_fast(self):
         """Where columns are in the same sets of the cache, and words that begin anywhere."""
-        with mock.patch.object(rows_read_across, "SET_BYTES", 128):
+        of = DeviceModel.of
+        near = staticmethod(lambda d: dataclasses.replace(of(d), set_stride_bytes=128))
+        with mock.patch.object(DeviceModel, "of", near):
             self.assertEqual(self.plan(crossed, 600, 64, torch.bfloat16, 5), (0, 0, 0))
             self.assertEqual(self.plan(crossed, 600, 32, torch.bfloat16, 10), (16, 8, 2))
             # a loop would compute exponentials again, and has one tensor across
@@ -1141,11 +1145,7 @@ class ManyRowsReadAcrossTest(BroadcastTestCase):
         self.assertEqual(self.plan(to_last, 600, 37, torch.float32), (8, 4, 0))
 
     def few(self, f, *args, **knobs):
-        torch._dynamo.reset()
-        with inductor_config.patch({**LONG, "split_reductions": True, **knobs}):
-            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-        code = "\n".join(code)
-        return actual, code, re.findall(r"@triton_heuristics\.(\w+)\(", code)
+        return self.split(f, *args, **{"split_reductions": True, **knobs})
 
     def rows(self, share=1.2):
         """As many as lowering would split, 16 of an SM and more."""
@@ -1253,16 +1253,16 @@ class PersistentPolicyTest(TestCase):
 
     def test_warps(self):
         """As few as hold the row, with 32 columns a thread."""
-        self.assertTrue(hasattr(persistent_reduction, "num_warps"))
+        self.assertTrue(hasattr(persistent_reduction, "fewest_warps_that_hold"))
 
         def warps(rnumel, streams=1):
-            return persistent_reduction.num_warps(Loops(rnumel, streams, 2, False))
+            return persistent_reduction.fewest_warps_that_hold(Loops(rnumel, streams, 2, False))
 
         self.assertEqual([warps(n) for n in (1536, 2048, 4096, 8192)], [2, 2, 4, 8])
         # of a padded row, a thread has fewer
         for again, expect in ((Again(), 8), (Again(welford=True), 4)):
             row = Loops(2560, 3, 2, False, again=again)
-            self.assertEqual(persistent_reduction.num_warps(row), expect)
+            self.assertEqual(persistent_reduction.fewest_warps_that_hold(row), expect)
         self.assertEqual([warps(2048, n) for n in (2, 5)], [4, 8])
         self.assertIsNone(warps(8192, 2))
         self.assertIsNone(warps(16384))
@@ -1311,8 +1311,8 @@ class PersistentPolicyTest(TestCase):
         def warps(rnumel, online_softmax=False, **again):
             row = Loops(rnumel, 3, 2, online_softmax, again=Again(**again))
             looped = why_looped(row, 16384)
-            self.assertEqual(looped is None, persistent_reduction.num_warps(row) is not None)
-            return persistent_reduction.num_warps(row)
+            self.assertEqual(looped is None, persistent_reduction.fewest_warps_that_hold(row) is not None)
+            return persistent_reduction.fewest_warps_that_hold(row)
 
         self.assertIsNone(warps(8192))
         self.assertIsNone(warps(8192, loads=1))
@@ -1421,7 +1421,7 @@ class PersistentPolicyTest(TestCase):
             row = Loops(rnumel, streams, 2, softmax, plain, again=again, branches=branches)
             row = dataclasses.replace(row, vector=vector, unaligned_bytes=2 * (vector < 8))
             looped = why_looped(row, 16384)
-            return None if looped else persistent_reduction.num_warps(row)
+            return None if looped else persistent_reduction.fewest_warps_that_hold(row)
 
         self.assertEqual([warps(n) for n in (1237, 3001, 5003, 8191)], [2, 4, 8, 8])
         self.assertEqual([warps(n, welford=True) for n in (1237, 3001, 5003)], [2, 2, 4])
@@ -1459,7 +1459,7 @@ class PersistentPolicyTest(TestCase):
             if late:
                 row = dataclasses.replace(row, shared=1, sums=True, stores_last=True)
             looped = why_looped(row, 16384)
-            return None if looped else persistent_reduction.num_warps(row)
+            return None if looped else persistent_reduction.fewest_warps_that_hold(row)
 
         self.assertEqual([warps(n) for n in (1237, 3001, 5003, 8191)], [2, 4, 8, 8])
         self.assertEqual([warps(n, streams=2) for n in (1237, 1955, 3226)], [2, 4, 8])
@@ -1770,7 +1770,7 @@ class SharedMaximaTest(TestCase):
             "persistent_reduction": False,
             "tiling_scores": None,
         }
-        decides = looped_reduction.decides_warps
+        decides = looped_reduction.is_plain_inner_loop
         self.assertTrue(decides(SimpleNamespace(**kernel)))
         self.assertFalse(decides(SimpleNamespace(**{**kernel, **other})))
 

@@ -10,6 +10,7 @@ A number is one of three kinds, and each field says which, with its unit and its
 
 For another GPU, add an instance to `ARCHITECTURES`, with what its architecture has, and with
 what was fitted on it in place of those defaults: each field says what to measure or to fit.
+Where products of one compute capability differ, as in their L2, it is the least of them.
 
 What is a kernel's or a policy's, as the columns that a thread has, stands with that policy,
 also where an H200 was what it was tried on: shares and bounds, which have no unit of a device.
@@ -52,7 +53,7 @@ class DeviceModel:
 
     warps_per_sm: int = 64
     """Warps of an SM. The device's; by default those of compute capability 8.0, 9.0 and
-    10.0. With at most 32 registers a thread there are as many."""
+    10.0. They are reached with at most 32 registers a thread."""
 
     memory_GBs: Optional[float] = None
     """Memory bandwidth by the data sheet, 10^9 bytes a second, from the bus and the clock
@@ -70,8 +71,8 @@ class DeviceModel:
     specifications); by default what any has."""
 
     l2_mib: int = 0
-    """MiB of the L2 cache; by default nothing is taken to stay in it. An H200 says 60; it
-    has the H100's, with which what goes by it was fitted."""
+    """MiB of the L2 cache; by default nothing is taken to stay in it. An H200
+    reports 60. What goes by it was fitted with the H100's 50, so that is its number."""
 
     lanes_per_sm: int = 128
     """Instructions of a thread that an SM issues a clock: four schedulers, a warp each (CUDA
@@ -85,6 +86,11 @@ class DeviceModel:
     cache loses them before they are read."""
 
     # fitted on an H200
+
+    set_stride_bytes: int = 2048
+    """Bytes from one column to the next, of which a multiple is slow for a tile of several rows
+    that lie across: its sectors are then in few sets of the cache. Of a multiple of half as
+    many it is not."""
 
     flight_bytes: int = 64 * 1024
     """Bytes of loads in flight, an SM, while one program computes. An H200 (4.2 TB/s, 132
@@ -101,7 +107,8 @@ class DeviceModel:
     all, a half and a quarter of its programs; of another to the same kernels."""
 
     tile_us_per_byte: float = 0.97e-5
-    """us for each byte of such a tile: of one SM's share of the bandwidth."""
+    """us for each byte of such a tile. Fitted: less than at one SM's share of the bandwidth,
+    as most of it is loaded while the tile before is computed."""
 
     program_us: float = 0.78e-3
     """us for each program whose partial accumulators the final reduction reads."""
@@ -145,8 +152,8 @@ class DeviceModel:
     has to have 0.34 or more of this, or summing in it is slower, and one 0.45 or less."""
 
     gathered_byte: float = 1.3
-    """Time of a byte that no copy can bring ahead, as its place is read from a tensor or
-    adjoins none of its row, by that of a byte from memory, beyond that one: 1.3 to 9 in five
+    """What a gathered byte, which is not fetched ahead as its place is read from a tensor or
+    adjoins none of its row, takes beside its traffic, in the time of a byte from memory: 1.3 to 9 in five
     gathers on an H200. With less than 0.8 they are slower as mix-order kernels."""
 
     copy_share: float = 0.875
@@ -197,7 +204,7 @@ class DeviceModel:
         return _of_cuda(device)
 
 
-# L2: NVIDIA's architecture white papers (A100, H100 and H200, B200).
+# L2: NVIDIA's architecture white papers (A100, H100 and H200, B200; a B300 has a B200's).
 SM_80 = DeviceModel(shared_memory_kib=163, l2_mib=40)
 SM_90 = DeviceModel(shared_memory_kib=227, l2_mib=50, prefetch_bytes=96 * 1024)
 SM_100 = DeviceModel(shared_memory_kib=227, l2_mib=126, prefetch_bytes=96 * 1024)

@@ -54,6 +54,7 @@ from .row_accesses import (
     ONLINE_SOFTMAX,
     reads_across_rows,
     reduction_types,
+    SCANS_AND_SORTS,
     vector_columns,
 )
 from .runtime.hints import DeviceProperties, ReductionHint
@@ -84,9 +85,9 @@ MAX_ACCESSES = 6
 BLOCK = 2048
 # The smallest of its other blocks, and how many of them LLVM unrolls.
 SMALL_BLOCK, UNROLLED = 1024, 8
-# Of long rows, columns of a thread of an online softmax, and warps of its programs that an SM
-# has, as registers allow: of few rows, those of each share them.
-LONG_COLUMNS, LONG_WARPS = 16, 48
+# Of long rows, columns of a thread of an online softmax, and the share of an SM's warps that
+# its programs have, as registers allow: of few rows, those of each share them.
+LONG_COLUMNS, LONG_WARPS_SHARE = 16, 3 / 4
 # With fewer, a row waits for its loads, and half the columns and twice the warps take as long.
 LEAST_WARPS = 8
 # Blocks of such a row: with fewer, what the last one masks is as much as others wait.
@@ -131,7 +132,7 @@ class SharedMaxima:
     def of(cls, kernel: TritonKernel) -> Optional[SharedMaxima]:
         """Of a kernel with an online softmax; None where each column has its own maximum."""
         features = kernel.features
-        if not config.triton.online_softmax_share_maxima or not decides_warps(kernel):
+        if not config.triton.online_softmax_share_maxima or not is_plain_inner_loop(kernel):
             return None
         loop = V.choices.loop_config(features)
         vector = vector_columns(features)
@@ -148,7 +149,7 @@ class SharedMaxima:
         return f"[{rows}, {block} // {columns} if {block} > {columns} else 1]"
 
 
-def decides_warps(kernel: TritonKernel) -> bool:
+def is_plain_inner_loop(kernel: TritonKernel) -> bool:
     """Whether ``kernel`` is a loop over rows whose warps are not for others to decide."""
     features = kernel.features
     hint = features.get_reduction_hint(kernel.tiling_scores)
@@ -158,7 +159,7 @@ def decides_warps(kernel: TritonKernel) -> bool:
         and not kernel.persistent_reduction
         and not kernel.cooperative_reduction
         and not kernel.is_combo_kernel
-        and not any(map(features.contains_op, ("scan", "sort")))
+        and not any(map(features.contains_op, SCANS_AND_SORTS))
         and not reads_across_rows(features)
     )
 
@@ -170,7 +171,7 @@ def peels_last_block(kernel: TritonKernel) -> bool:
     """
     columns = kernel.features.reduction_numel
     return (
-        decides_warps(kernel)
+        is_plain_inner_loop(kernel)
         and not (config.triton.use_block_ptr or config.triton.use_tensor_descriptor)
         and columns.is_Integer
         and int(columns) > 2 * BLOCK
@@ -394,7 +395,7 @@ def few_rows_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     read once.
     """
     rows = math.ceil(row.rows / device.sms)
-    warps = max(min(LONG_WARPS // rows, MOST_WARPS), 1)
+    warps = max(min(int(LONG_WARPS_SHARE * device.warps_per_sm) // rows, MOST_WARPS), 1)
     found = LoopConfig(LONG_COLUMNS, last_power_of_2(warps))
     is_long = row.columns >= LEAST_BLOCKS * found.block
     if rows == 1:
@@ -466,7 +467,7 @@ def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConf
     return LoopConfig(8, 8) if row.columns <= 2 * SHORT_COLUMNS else None
 
 
-def inner_loop_config(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
+def loop_over_rows(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     """
     Of a looped inner reduction, or of a pointwise kernel that loops over rows; None where
     the runtime decides.
@@ -492,6 +493,6 @@ def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:
     if has_online_softmax(kernel.features):
         shared = SharedMaxima.of(kernel)
         return shared.loop if shared else None
-    if decides_warps(kernel) and not kernel.features.reduction_numel.free_symbols:
+    if is_plain_inner_loop(kernel) and not kernel.features.reduction_numel.free_symbols:
         return V.choices.loop_config(kernel.features)
     return None

@@ -13,7 +13,7 @@ import sympy
 from .device_model import DeviceModel
 from .mix_order_producer_sum_cost import why_not_producer_sum
 from .mix_order_profit import why_not_profitable
-from .mix_order_programs import fewer_programs, static_rows
+from .mix_order_program_count import fewer_programs, static_rows
 from .mix_order_row_split import row_split
 from .mix_order_spills import why_spills
 

@@ -4,14 +4,17 @@ What the mix-order kernel of a fusion candidate is: one plan, made of its nodes.
 - ``row_cost`` (``mix_order_row_cost``): what a row costs, from the nodes of both sides.
 - ``V.choices.mix_order_row_split`` (``mix_order_choices``): the number of programs, and what
   each does at once. It calls ``row_split`` (``mix_order_row_split``) for the tile, the warps,
-  the stages, how rows are loaded and how many programs an SM has; their number is
-  ``count_programs``, then ``fewer_programs`` (``mix_order_programs``). It can be overridden,
-  and applies where ``splits_rows``: on CUDA, without a split size of the user's.
+  the stages, how rows are loaded and how many programs an SM has (``programs_per_sm``). Their
+  number is ``count_programs``: one a tile, and ``programs_per_sm`` an SM at most; then, unless
+  tiles are tuned, ``fewer_programs``: a half or a quarter, where few rows make the final
+  reduction take longer (both in ``mix_order_program_count``). It can be overridden, and
+  applies where ``splits_rows``: on CUDA, without a split size of the user's.
 - ``pressure`` (``mix_order_pressure``): the registers of a thread.
 
-Legality's last word (``mix_order_spills``), profit (``mix_order_profit``) and codegen
-(``codegen/mix_order.split_rows``) ask for it; ``RowSplit.launch_plan`` is what travels to the
-runtime.
+Legality's last word (``mix_order_spills``) and profit (``mix_order_profit``) ask for it. So
+does codegen (``codegen/mix_order.split_rows``), whose kernel may have more nodes than the
+candidate: it takes over what the plan found of the registers, and asks for the split of what
+was fused. ``RowSplit.launch_plan`` is what travels to the runtime.
 
 SMs, registers and bandwidth of another GPU come from the device. For what its architecture
 has, and what is fitted to its time, add an instance to ``ARCHITECTURES`` in
@@ -33,7 +36,7 @@ from .device_model import DeviceModel
 from .mix_order_accesses import domain
 from .mix_order_debug import debug_options
 from .mix_order_pressure import LaunchConfig, Pressure, pressure
-from .mix_order_programs import predicted_us, static_rows
+from .mix_order_program_count import predicted_us, static_rows
 from .mix_order_row_cost import row_cost, RowCost
 from .mix_order_row_loop import RowSplit, splits_rows
 from .mix_order_trace import Op, Trace
@@ -53,10 +56,10 @@ if TYPE_CHECKING:
 
 
 fusion_log = torch._logging.getArtifactLogger(__name__, "fusion")
-# Of the registers that a thread may have, those that a row of half types that is kept
-# must lack less than one that is loaded twice.
+# Of the registers that a thread may have: a row of half types is kept, not loaded twice, if
+# it lacks so many less.
 KEPT_LACKING_LESS = 0.05
-# Bytes that a program of a pair may spill for each that it need not read again. What is
+# Bytes that a program may spill, at most, for each that fusion need not read again. What is
 # spilled is in a cache. Of norms' backwards that keep their rows, on an H200, four lack
 # less than half a byte: they take 0.74 to 1.40 times as long as two kernels. Of 11 that
 # lack more than 2.4 nine take longer, up to 5.7 times as long.
@@ -108,8 +111,8 @@ class MixOrderPlan:
         once, and again only where a node has other loops since.
 
         Rows that do not fit in registers are kept, not loaded twice, where that is predicted
-        to lack no registers, or clearly fewer. Programs that would spill too much beside each
-        other have a multiprocessor each. ``keeps_rows`` is False for profit alone: its
+        to lack no registers, or clearly fewer. Where two programs of one row an SM would spill
+        too much, one of two rows has it to itself (``RowCost.pairs_rows``). ``keeps_rows`` is False for profit alone: its
         estimates were fitted to programs that load such rows twice.
         """
         nodes = (*contiguous, *other)
@@ -251,7 +254,7 @@ def reduced_numels(
 
 
 def lacking(found: Sequence[Pressure]) -> float:
-    """Of the registers that a thread may have, those that there are not, at least."""
+    """The share of its registers that a thread lacks in the launch that lacks least."""
     return min(each.excess / each.limit for each in found)
 
 
@@ -262,8 +265,8 @@ def spilled_bytes(found: Pressure, launch: LaunchConfig) -> float:
 
 def worth_spilling(cost: RowCost, reload: bool, itemsizes: Sequence[int]) -> float:
     """
-    Bytes that a program of a pair, which loads its rows twice or not, may spill for each of
-    them, where both sides read elements of ``itemsizes``. What is loaded one element at a
+    Bytes that a program of two fused sides, which loads its rows twice or not, may spill for
+    each row, where both sides read elements of ``itemsizes``. What is loaded one element at a
     time takes as long as if those had 4 bytes at least, as what is spilled has.
     """
     share: float = MAX_SPILLED_SHARE

@@ -25,9 +25,13 @@ import math
 from typing import Optional, TYPE_CHECKING
 
 from .mix_order_debug import debug_options
-from .mix_order_programs import count_programs, idle_share
+from .mix_order_program_count import count_programs, idle_share
 from .mix_order_row_loop import RowSplit
-from .runtime.registers import all_registers, MAX_REGISTERS_PER_THREAD
+from .runtime.registers import (
+    all_registers,
+    MAX_REGISTERS_PER_THREAD,
+    OTHER_REGISTERS,
+)
 from .runtime.runtime_utils import ceildiv, last_power_of_2
 
 
@@ -95,8 +99,6 @@ UNSTAGED_HALVED_WARPS = 8
 # or have fewer warps, are mostly slower, up to 37 %.
 MOST_NEEDED = 17 / 16
 MIN_STAGES, MAX_STAGES = 3, 4
-# Registers of a thread for addresses, masks, row statistics and temporaries.
-OTHER_REGISTERS = 28
 COMFORTABLE_REGISTERS = 232  # a thread, where more warps can have fewer each
 # KiB of shared memory that reductions over warps need, beside the stages.
 OTHER_SHARED_MEMORY_KIB = 3

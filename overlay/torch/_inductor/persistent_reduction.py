@@ -49,7 +49,7 @@ from .row_accesses import (
 from .row_program import RowProgram, UPSTREAM_COLUMNS
 from .rows_read_across import rows_together
 from .runtime.hints import DeviceProperties
-from .runtime.registers import all_registers, THREADS_PER_WARP
+from .runtime.registers import all_registers, OTHER_REGISTERS, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .virtualized import V
 
@@ -72,16 +72,14 @@ UNALIGNED_COLUMNS_PER_THREAD = 64
 # Of words, unless the row is by itself on its SM: of a softmax or a LayerNorm with 42 ptxas
 # takes 166 registers.
 UNALIGNED_WORDS_PER_THREAD = 41
-# What the runtime tunes has fewer columns, few rows are fewer, and others have a warp for
-# so many columns of them (``_persistent_reduction_configs``).
-TUNED_COLUMNS, FEW_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
+# The runtime (``_persistent_reduction_configs``) tunes rows of fewer columns than the first, has
+# tiles for fewer rows than the second, and of others a warp for as many columns as the third.
+TUNED_COLUMNS, RUNTIME_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
 # Warps of an unaligned row, at least. One warp holds that of a LayerNorm with weight and bias,
 # which three streams are: two have registers for all of their columns, and an SM fewer rows.
 UNALIGNED_WARPS, ONE_WARP_STREAMS = 2, 3
 # Warps that an SM holds at least, whatever a thread of them takes.
 RESIDENT_WARPS = 16
-# for addresses, masks and temporaries
-OTHER_REGISTERS = 28
 # Tiles that are computed, beside those that are loaded.
 COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
@@ -111,13 +109,15 @@ SHORT_COLUMNS = 4096
 WELFORD_COLUMNS = 4096
 # Bytes that are loaded for one that is stored, where a loop that loads a row again is as short.
 NARROW = 4
-# Columns of two unaligned rows of a program that share an operand: more than the runtime's one
-# warp loads in a few rounds. Of those of two warps, at most, of four otherwise, and at most.
+# Columns of two unaligned rows of a program that share an operand: at least, as the runtime's
+# one warp loads fewer in a few rounds; up to which it has two warps, not four; and at most.
 LEAST_PAIRED, PAIRED_BY_TWO_WARPS, MOST_PAIRED = 640, 832, 2048
 # Columns of two such rows at most, of all tensors but those that rows share.
 PAIRED_ELEMENTS = 6144
-# The same where no reduction needs the operand, and those of both rows that a warp has at most.
-MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE, ELEMENTS_PER_WARP = 4096, 10240, 1664
+# The same two where no reduction needs the operand.
+MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE = 4096, 10240
+# Columns of both rows that a warp has then, at most.
+ELEMENTS_PER_WARP = 1664
 # Columns of a short unaligned row, at least, whose function of each element makes the runtime's
 # four rows of a warp wait longer than two.
 LEAST_PAIRED_SHORT = 192
@@ -200,7 +200,7 @@ class Loops:
 
     @property
     def least_warps(self) -> int:
-        """Of an unaligned row."""
+        """The fewest warps that an unaligned row may have."""
         many = self.again.welford and self.streams >= ONE_WARP_STREAMS
         return 1 if many else UNALIGNED_WARPS
 
@@ -249,11 +249,12 @@ class Loops:
 
     @property
     def is_held_by_what_is_live(self) -> bool:
-        """Whether a row of more than 4096 columns is, and is better held than looped; or an
-        unaligned one that loads operands late, by itself on its SM."""
+        """Whether ``WIDE_WARPS`` have registers for what is live of the row, of more than 4096
+        columns, and holding beats looping; or of an unaligned row that loads operands late,
+        by itself on its SM."""
         threads = WIDE_WARPS * THREADS_PER_WARP
         if self.loads_words_late and self.padded > WIDE_COLUMNS:
-            takes = self.takes_unaligned(ceildiv(self.rnumel, threads))
+            takes = self.registers_for_unaligned(ceildiv(self.rnumel, threads))
             return takes <= self.registers(WIDE_WARPS)
         columns = ceildiv(self.padded, threads)
         if not COLUMNS_PER_THREAD // 2 <= columns <= COLUMNS_PER_THREAD:
@@ -265,7 +266,7 @@ class Loops:
             return self.computes_again and self.rnumel % WIDE_VECTOR == 0
         return self.does_more_again
 
-    def takes(self, columns: int) -> float:
+    def registers_for(self, columns: int) -> float:
         """Registers of a thread that holds ``columns`` of a row."""
         return (self.streams + COMPUTED_TILES) * columns + OTHER_REGISTERS
 
@@ -290,7 +291,7 @@ class Loops:
         """
         return self.plain and not self.branches and self.again.loads > 1
 
-    def takes_unaligned(self, columns: int) -> float:
+    def registers_for_unaligned(self, columns: int) -> float:
         """
         Registers of a thread that has ``columns`` of an unaligned row: of what is live while
         the warps wait for a reduction, and of its loads, each an address. Beyond
@@ -317,14 +318,14 @@ class Loops:
         threads = num_warps * THREADS_PER_WARP
         paid = self.unaligned or self.does_more_again
         columns = ceildiv(self.rnumel if paid else self.padded, threads)
-        most, takes, resident = COLUMNS_PER_THREAD, self.takes(columns), RESIDENT_WARPS
+        most, takes, resident = COLUMNS_PER_THREAD, self.registers_for(columns), RESIDENT_WARPS
         if self.unaligned:
             if num_warps < self.least_warps or not self.is_better_held:
                 return False
             by_itself = self.padded > WIDE_COLUMNS and self.only_loads_again
             is_half = self.is_half_unaligned
             if is_half or num_warps in (NUM_WARPS[0], NUM_WARPS[-1]):
-                by_live = self.takes_unaligned(columns)
+                by_live = self.registers_for_unaligned(columns)
                 takes = by_live if is_half else min(takes, by_live)
                 if self.again.welford or num_warps == NUM_WARPS[-1]:
                     most = UNALIGNED_WORDS_PER_THREAD
@@ -349,7 +350,7 @@ class Loops:
     def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
         """Two unaligned rows of so many; None where one, or the runtime's, are as good."""
         if not self.is_half_unaligned or not V.graph.sizevars.statically_known_geq(
-            rows, FEW_ROWS
+            rows, RUNTIME_ROWS
         ):
             return None
         if LEAST_PAIRED_SHORT <= self.rnumel < TUNED_COLUMNS:
@@ -374,7 +375,7 @@ class Loops:
         """Of so many rows, which are held."""
         if program := self.together or self.pair(rows):
             return program
-        warps = num_warps(self)
+        warps = fewest_warps_that_hold(self)
         assert warps is not None
         crowded = self.is_crowded(warps)
         sharing = WIDE_PROGRAMS if crowded and self.again.welford else 0
@@ -404,8 +405,8 @@ class Loops:
         return self.padded < TUNED_COLUMNS or (
             self.together is None
             and (
-                not V.graph.sizevars.statically_known_geq(rows, FEW_ROWS)
-                or self.takes(UNTUNED_COLUMNS // 32) <= self.registers(RESIDENT_WARPS)
+                not V.graph.sizevars.statically_known_geq(rows, RUNTIME_ROWS)
+                or self.registers_for(UNTUNED_COLUMNS // 32) <= self.registers(RESIDENT_WARPS)
             )
         )
 
@@ -483,12 +484,12 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
     if is_long and not is_little_padded and not row.pays_for_padding:
         return f"{row.rnumel} columns are padded to {padded}"
-    if num_warps(row) is None:
+    if fewest_warps_that_hold(row) is None:
         return f"{row.streams + COMPUTED_TILES} tiles take too many registers"
     return None
 
 
-def num_warps(row: Loops) -> Optional[int]:
+def fewest_warps_that_hold(row: Loops) -> Optional[int]:
     """The fewest warps that hold the row at once, by what it loads, or what is live at its
     reductions; None where it is too long for any."""
     for warps in NUM_WARPS:

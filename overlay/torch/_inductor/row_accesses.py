@@ -37,6 +37,8 @@ ADJACENT = (1, -1)
 # as symbolic shapes have them, and as index expressions do
 BOUNDS = (Max, Min, sympy.Max, sympy.Min)
 ONLINE_SOFTMAX = "online_softmax_reduce"
+# What is no reduction, and was not measured.
+SCANS_AND_SORTS = "scan", "sort"
 
 
 def reduction_types(features: SIMDKernelFeatures) -> OrderedSet[str]:

@@ -14,6 +14,7 @@ rows are split by lowering, in up to five kernels, and are better held by one.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from typing import Any, Optional, TYPE_CHECKING
@@ -33,15 +34,20 @@ from .row_accesses import (
     lies_across,
     loaded,
     moves_along_rows,
+    SCANS_AND_SORTS,
     WORD_BYTES,
 )
 from .row_program import RowProgram, UPSTREAM_COLUMNS
 from .runtime.hints import DeviceProperties
-from .runtime.registers import MAX_REGISTERS_PER_THREAD, THREADS_PER_WARP
+from .runtime.registers import (
+    MAX_REGISTERS_PER_THREAD,
+    OTHER_REGISTERS,
+    THREADS_PER_WARP,
+)
 from .runtime.runtime_utils import ceildiv, last_power_of_2, next_power_of_2
 from .vector_width import aligned_columns
 from .virtualized import V
-from .whole_rows import is_elementwise, numel_hint, tensors_of
+from .unsplit_rows import is_elementwise, numel_hint, tensors_of
 
 
 if TYPE_CHECKING:
@@ -53,27 +59,20 @@ if TYPE_CHECKING:
 
 # Rows of such a program, at most: those of a sector of float32. Where all of the rows' elements
 # lie across, those of a sector of half types; and of words too, as long as the rows are short.
-ROWS, MANY_ROWS, SHORT_COLUMNS = 8, 16, 512
+ROWS, MANY_ROWS, SHORT_ACROSS = 8, 16, 512
 # With fewer, loops are as good.
 LEAST_ROWS = 4
 # Columns of a row that a thread has, the most that its registers have room for.
-COLUMNS_PER_THREAD = (64, 32)
+HELD_PER_THREAD = (64, 32)
 # Warps, at least; one has twice the columns, or half of the rows. Of ``MANY_ROWS``.
 LEAST_WARPS, LEAST_WARPS_OF_MANY = 2, 4
 # Programs of an SM, of which each has its share of the registers for what it loads.
 PROGRAMS_PER_SM = 2
-# for addresses, masks and temporaries
-OTHER_REGISTERS = 28
 # Adjacent rows that a thread loads at once, at least, where it keeps to such a share: with fewer,
 # what it has for addresses would be spilled.
 SHARING_VECTOR = 4
 # Accesses across the rows for one along them, at most, where rows are better held than looped.
 MOST_ACROSS = 4
-# Bytes from one column to the next, of which a multiple is slow for a tile: on an H200 its sectors
-# are then in few sets of the cache. Of a multiple of half as many it is not.
-SET_BYTES = 2048
-# What is no reduction, and was not measured.
-OTHERS = "scan", "sort"
 SCANS = (
     *(torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default),
     *(torch.ops.aten.cummax.default, torch.ops.aten.cummin.default),
@@ -85,10 +84,53 @@ UNSPLIT_ROWS_PER_SM = 2 * 32
 UNSPLIT_COLUMNS = 4 * 32
 
 
+@dataclasses.dataclass(frozen=True)
+class Across:
+    """What is loaded of each row and column, and lies across the rows."""
+
+    loads: tuple[MemoryDep, ...]
+
+    @classmethod
+    def of(cls, features: SIMDKernelFeatures) -> Across:
+        return cls(
+            tuple(
+                dep
+                for dep in loaded(features)
+                if not dep.is_indirect()
+                and is_of_rows(features, dep)
+                and lies_across(features, dep)
+            )
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.loads)
+
+    @property
+    def vector(self) -> int:
+        """Adjacent rows that a thread loads at once, of all of it."""
+        return min(map(aligned_columns, self.loads))
+
+    @property
+    def is_half(self) -> bool:
+        return all(itemsize(dep) <= HALF_BYTES for dep in self.loads)
+
+    def is_in_few_sets(self, device: DeviceModel) -> bool:
+        """Whether it is several tensors, of which the columns are in the same sets of the cache."""
+        apart = device.set_stride_bytes
+        return len(OrderedSet(dep.name for dep in self.loads)) > 1 and all(
+            aligned_columns(dep, apart) * itemsize(dep) == apart for dep in self.loads
+        )
+
+
+def itemsize(dep: MemoryDep) -> int:
+    return V.graph.get_dtype(dep.name).itemsize
+
+
 def is_held_across(features: SIMDKernelFeatures) -> bool:
     """
-    Whether rows are read across, and something lies along them as well, or they are few; of
-    up to ``UPSTREAM_COLUMNS``, unless no less lies along than across.
+    Whether a kernel of rows that are read across is inner all the same: something lies along
+    the rows as well, or they are few. Of up to ``UPSTREAM_COLUMNS``, or of any length if no
+    less lies along than across.
     """
     scores, sizevars = features.tiling_scores, V.graph.sizevars
     if not scores or scores.keys() != {"x", "r0_"}:
@@ -98,8 +140,8 @@ def is_held_across(features: SIMDKernelFeatures) -> bool:
         features.reduction_numel, UPSTREAM_COLUMNS
     ):
         return False
-    across = rows_across(features)
-    if not across or (program := rows_together(features)) is None:
+    across = Across.of(features)
+    if not across or (program := rows_together(features, across)) is None:
         return is_both_ways
     device = DeviceModel.of(DeviceProperties.create(V.graph.get_current_device_or_throw()))
     rows = sizevars.optimization_hint(features.numel)
@@ -107,14 +149,17 @@ def is_held_across(features: SIMDKernelFeatures) -> bool:
     if may_be_split and rows < UNSPLIT_ROWS_PER_SM * device.sms:
         return True
     lies_along = is_both_ways or MOST_ACROSS * scores["r0_"] >= scores["x"]
-    return lies_along and not is_looped_as_fast(features, program, across, is_both_ways)
+    return lies_along and not is_looped_as_fast(
+        features, program, across, is_both_ways, device
+    )
 
 
 def is_looped_as_fast(
     features: SIMDKernelFeatures,
     program: RowProgram,
-    across: list[MemoryDep],
+    across: Across,
     is_both_ways: bool,
+    device: DeviceModel,
 ) -> bool:
     """
     Whether a loop is as fast as ``program``: of long rows of several tensors of half types, whose
@@ -122,24 +167,17 @@ def is_looped_as_fast(
     loads one at a time, or half types of which a program would not have a sector's rows.
     """
     columns, sizevars = features.reduction_numel, V.graph.sizevars
-    if computes_functions(features) or sizevars.statically_known_leq(columns, SHORT_COLUMNS):
+    if computes_functions(features) or sizevars.statically_known_leq(columns, SHORT_ACROSS):
         return False
-    itemsizes = {dep: V.graph.get_dtype(dep.name).itemsize for dep in across}
-    is_half = all(size <= HALF_BYTES for size in itemsizes.values())
-    is_odd = min(map(aligned_columns, across)) == 1
+    is_half, is_odd = across.is_half, across.vector == 1
     if not is_both_ways and (is_odd if not is_half else program.rows < MANY_ROWS and not is_odd):
         return True
-    are_several = len(OrderedSet(dep.name for dep in across)) > 1
-    return (
-        is_half
-        and are_several
-        and all(
-            aligned_columns(dep, SET_BYTES) * size == SET_BYTES for dep, size in itemsizes.items()
-        )
-    )
+    return is_half and across.is_in_few_sets(device)
 
 
-def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
+def rows_together(
+    features: SIMDKernelFeatures, across: Optional[Across] = None
+) -> Optional[RowProgram]:
     """
     The program of rows, which are read across. None where one would not hold several, where there
     are too few for all SMs, and where a kernel scatters: its atomic additions to one sector wait
@@ -151,13 +189,15 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
         return None
     model = DeviceModel.of(device)
     count = V.graph.sizevars.optimization_hint(rows)
-    if count < ROWS * model.sms or scatters(features) or any(map(features.contains_op, OTHERS)):
+    if count < ROWS * model.sms or scatters(features) or any(map(features.contains_op, SCANS_AND_SORTS)):
         return None
     padded, words = next_power_of_2(int(columns)), words_of_column(features)
-    if count >= MANY_ROWS * model.sms and (program := many_rows(features, padded, words)):
+    if count >= MANY_ROWS * model.sms and (
+        program := many_rows(features, across or Across.of(features), padded, words)
+    ):
         return program
     together = min(ROWS, model.registers_per_sm // (PROGRAMS_PER_SM * words * padded))
-    held = [n for n in COLUMNS_PER_THREAD if n * words <= MAX_REGISTERS_PER_THREAD]
+    held = [n for n in HELD_PER_THREAD if n * words <= MAX_REGISTERS_PER_THREAD]
     if together < LEAST_ROWS or not held:
         return None
     together = last_power_of_2(together)
@@ -166,43 +206,31 @@ def rows_together(features: SIMDKernelFeatures) -> Optional[RowProgram]:
 
 
 def many_rows(
-    features: SIMDKernelFeatures, padded: int, words: float
+    features: SIMDKernelFeatures, across: Across, padded: int, words: float
 ) -> Optional[RowProgram]:
     """
     The program of ``MANY_ROWS`` of so many ``padded`` columns, of which each loads ``words``;
     None where ``ROWS`` are as good.
     """
-    across = rows_across(features)
     if not across or padded > UPSTREAM_COLUMNS:
         return None
-    vector = min(map(aligned_columns, across))
-    is_short = padded <= SHORT_COLUMNS
-    is_half = all(V.graph.get_dtype(dep.name).itemsize <= HALF_BYTES for dep in across)
-    if not is_short and (not is_half or vector == 1):
+    is_short = padded <= SHORT_ACROSS
+    if not is_short and (not across.is_half or across.vector == 1):
         return None
     # what is loaded, and what is live at a reduction beside a tile of that, or two of short rows
     words += max(0, Again.of(features).tiles - (2 if is_short else 1))
     held = [
-        n for n in COLUMNS_PER_THREAD if n * words + OTHER_REGISTERS <= MAX_REGISTERS_PER_THREAD
+        n for n in HELD_PER_THREAD if n * words + OTHER_REGISTERS <= MAX_REGISTERS_PER_THREAD
     ]
-    if not held or (held[0] < COLUMNS_PER_THREAD[0] and not is_short):
+    if not held or (held[0] < HELD_PER_THREAD[0] and not is_short):
         return None
     warps = MANY_ROWS * padded // (held[0] * THREADS_PER_WARP)
-    shares = not is_short and vector >= SHARING_VECTOR
+    shares = not is_short and across.vector >= SHARING_VECTOR
     return RowProgram(
         MANY_ROWS,
         max(LEAST_WARPS_OF_MANY, warps),
         sharing_programs=PROGRAMS_PER_SM if shares else 0,
     )
-
-
-def rows_across(features: SIMDKernelFeatures) -> list[MemoryDep]:
-    """What is loaded of each row and column, and lies across the rows."""
-    return [
-        dep
-        for dep in loaded(features)
-        if not dep.is_indirect() and is_of_rows(features, dep) and lies_across(features, dep)
-    ]
 
 
 def leaves_rows_whole_across(device: DeviceProperties, rows: int, columns: int) -> bool:
@@ -223,7 +251,7 @@ def leaves_rows_whole_across(device: DeviceProperties, rows: int, columns: int) 
         and may_hold_rows()
         and node.target not in SCANS
         and is_used_in_its_kernel(node, rows * columns)
-        and lies_one_way(node, rows * columns, columns > SHORT_COLUMNS)
+        and lies_one_way(node, rows * columns, columns > SHORT_ACROSS)
     )
 
 
@@ -305,5 +333,5 @@ def words_of_column(features: SIMDKernelFeatures) -> int:
             moves_along_rows(features, dep)
             and V.graph.sizevars.statically_known_gt(accessed_numel(dep), columns)
         ):
-            words += ceildiv(V.graph.get_dtype(dep.name).itemsize, WORD_BYTES)
+            words += ceildiv(itemsize(dep), WORD_BYTES)
     return max(1, words)  # of rows that are not known to be several, or computed of no tensor

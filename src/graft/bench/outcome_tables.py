@@ -1,9 +1,11 @@
-"""Markdown tables of what `graft upstream-tests --json` and `graft opinfo --json` wrote."""
+"""Markdown tables of what `--json` of `graft upstream-tests`, `graft opinfo` and
+`graft.devtools.compile_time` wrote."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -97,6 +99,19 @@ def _reason(message: str) -> str:
     return words.replace("|", "\\|")
 
 
+def _by_step(steps: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """One line a case: median seconds of each side, and the median of the rounds' ratios."""
+    lines = []
+    for name, seconds in steps.items():
+        both = seconds["stock"], seconds["patched"]
+        ratios = [patched / stock for stock, patched in zip(*both, strict=True)]
+        medians = (f"{statistics.median(side):.2f}" for side in both)
+        of = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append([name, str(len(ratios)), *medians, of])
+    head = ["case", "rounds", "stock, s", "patched, s", "patched / stock"]
+    return _markdown(head, lines, "lrrrr")
+
+
 def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]], sides: str) -> str:
     rule = ["---:" if side == "r" else "---" for side in sides]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
@@ -106,5 +121,6 @@ VIEWS: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "tests": (_by_file, "files"),
     "operators": (_by_form, "forms"),
     "reasons": (_by_reason, "failing"),
+    "compile": (_by_step, "steps"),
 }
 """Words behind ``view=`` in a page's marker: how the table is made, of which part of the file."""

@@ -1,16 +1,18 @@
 """How long Inductor takes to generate the code of training steps, stock against patched.
 
-    PYTHONPATH=src build/bin/python -m graft.devtools.compile_time --rounds 5
+    PYTHONPATH=src build/bin/python -m graft.devtools.compile_time --rounds 5 --json FILE
     PYTHONPATH=src build/bin/python -m graft.devtools.compile_time llama_step --gpu A100
 
 A case's graphs are captured once, for a described GPU. Each round compiles them on either side,
 each time in a process of its own, which has compiled a small graph before: imports do not count.
 Times are CPU seconds from graphs to the kernels' sources, without Dynamo, AOTAutograd and Triton.
+`view=compile` shows what `--json` wrote (`graft.bench.outcome_tables`).
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -65,11 +67,15 @@ def compile_here(gpu: str, small: Path, graphs: Path) -> float:
 
 def compare(
     cases: Sequence[str], gpu: str, rounds: int, pythons: Mapping[str, Sequence[str]]
-) -> None:
-    """Print a line for each of `cases`, the two sides in turn. Raises GraftError."""
+) -> dict[str, dict[str, list[float]]]:
+    """Print a line for each of `cases`, the two sides in turn; CPU seconds by case and side.
+
+    Raises GraftError.
+    """
     devices.find(gpu)
     for case in cases:
         known.find(case)
+    found = {}
     with tempfile.TemporaryDirectory(prefix="graft-compile-time-") as folder:
         small, *files = (Path(folder) / f"{case}.json" for case in (SMALL, *cases))
         for path in (small, *files):
@@ -80,6 +86,8 @@ def compare(
                 for side in explain.SIDES:
                     seconds[side].append(compile_s(pythons[side], gpu, small, path))
             print(summary(path.stem, seconds), flush=True)
+            found[path.stem] = seconds
+    return found
 
 
 def summary(case: str, seconds: Mapping[str, Sequence[float]]) -> str:
@@ -99,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", default=explain.DEFAULT_GPU)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prefix", type=Path, default=ROOT / "build")
+    parser.add_argument("--json", type=Path, help="write what was measured here")
     parser.add_argument("--in-here", type=Path, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.rounds < 1:
@@ -109,7 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"seconds": compile_here(args.gpu, *args.in_here)}))
         return 0
     try:
-        compare(args.cases, args.gpu, args.rounds, tree.pythons(args.prefix))
+        found = compare(args.cases, args.gpu, args.rounds, tree.pythons(args.prefix))
+        if args.json:
+            about = tree.load(args.prefix)
+            date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            told = {"pin": about.pin, "stack": about.stack_hash, "date": date, "gpu": args.gpu}
+            args.json.write_text(json.dumps({**told, "steps": found}, indent=1) + "\n", "utf-8")
     except GraftError as wrong:
         print(wrong.report(), file=sys.stderr)
         return wrong.code

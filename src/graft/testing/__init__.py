@@ -7,3 +7,6 @@
 
 GRACE_S = 30.0
 """What a test over its limit, that Python cannot interrupt, has until its process ends itself."""
+
+GPU_LOST = 75
+"""Exit code of a process of tests whose GPU answers no more."""

@@ -11,9 +11,11 @@ GRAFT_TEST_ROWS names the file that lines of JSON are added to:
 - ``{"started": id}`` before a test, and after it its row: ``test``, and what a
   `graft.testing.runner.Result` has.
 
-So a process that ends in the midst of a test says which. GRAFT_TEST_LIST, where it is set, names a
-file with the ids to run, one a line, in that order; what else pytest finds is left out. Needs
-pytest and the standard library alone, for it runs in the pythons that are compared.
+So a process that ends in the midst of a test says which. One whose GPU answers no more, as after
+an illegal memory access, ends after the test that did it: all others would fail for it.
+GRAFT_TEST_LIST, where it is set, names a file with the ids to run, one a line, in that order; what
+else pytest finds is left out. Needs pytest and the standard library alone, for it runs in the
+pythons that are compared.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from graft.testing import GRACE_S
+from graft.testing import GPU_LOST, GRACE_S
 
 _LIMIT_S = float(os.environ.get("GRAFT_TEST_LIMIT_S") or 0)
 _ROWS = os.environ["GRAFT_TEST_ROWS"]
@@ -111,6 +114,18 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     rank, message, seconds, told = _worst.pop(nodeid)
     row = {"outcome": _OUTCOMES[rank], "message": message, "seconds": round(seconds, 2)}
     _write({"test": nodeid, **row, "properties": told})
+    if "CUDA error" in message and _is_gpu_lost():
+        os._exit(GPU_LOST)
+
+
+def _is_gpu_lost() -> bool:
+    """Whether every further call of this process to its GPU fails."""
+    torch: Any = sys.modules.get("torch")
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _message(report: pytest.TestReport | pytest.CollectReport) -> str:

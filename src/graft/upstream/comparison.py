@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NOT_RUN = "not run"
 """The outcome on stock of a test that passes on patched, where that was run first."""
 
+_NOWHERE = ""  # of what was not run on patched
+
 CHANCE = 200
 """So many tests that differ are no chance, and are not run again one by one."""
 
@@ -82,7 +84,8 @@ class Comparison:
     """Every test that has been run on both sides, what broke first.
 
     `changed` maps a test file to the patches that change it on the patched side; `pending` counts
-    the tests that were not reached, `stale` are meant differences that did not occur; `about` says
+    the tests that were not reached on a side, `waiting` those of them that wait for stock, by what
+    came of them on patched; `stale` are meant differences that did not occur; `about` says
     what ran where. Of files that are not the pin's (not `of_pin`), `gone` has the names that each
     imports and a side lacks, `refused` the patches whose hunks do not apply to it.
     """
@@ -90,6 +93,7 @@ class Comparison:
     rows: Sequence[Row]
     changed: Mapping[str, list[str]] = field(default_factory=dict)
     pending: int = 0
+    waiting: Mapping[str, int] = field(default_factory=dict)
     stale: Sequence[Difference] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     gone: Mapping[str, list[str]] = field(default_factory=dict)
@@ -149,6 +153,7 @@ class Comparison:
             **({"gone": dict(self.gone)} if self.gone else {}),
             **({"refused": dict(self.refused)} if self.refused else {}),
             "pending": self.pending,
+            **({"waiting": dict(self.waiting)} if self.waiting else {}),
             "stale": stale,
             "differing": rows,
         }
@@ -170,24 +175,35 @@ def of_sides(
     """
     pool.collect(sides, files, keyword)
     if patched_first:
-        stock, patched = sides
-        pool.run([patched], files, keyword)
-        results = patched.state.results
-        not_wanted = {
-            test
-            for file in files
-            for test in patched.state.collected.get((file, keyword)) or ()
-            if test not in results or _passed(results[test])
-        }
-        pool.run([stock], files, keyword, lambda test: test not in not_wanted)
+        _run_waiting(pool, sides, files, keyword)  # of an earlier run, which was ended
+        pool.run(sides[1:], files, keyword)
+        _run_waiting(pool, sides, files, keyword)
     else:
         pool.run(sides, files, keyword)
-    rows, pending = _rows(sides, files, keyword, meant, patched_first)
+    rows, waiting = _rows(sides, files, keyword, meant, patched_first)
     doubtful = [row.test for row in rows if doubted(row) and "::" in row.test]
     if len(doubtful) <= CHANCE:
         pool.run_again(sides, doubtful)
-        rows, pending = _rows(sides, files, keyword, meant, patched_first)
-    return Comparison(rows, {}, pending, _stale(meant, rows))
+        rows, waiting = _rows(sides, files, keyword, meant, patched_first)
+    pending = waiting.total()
+    del waiting[_NOWHERE]
+    return Comparison(rows, {}, pending, waiting, _stale(meant, rows))
+
+
+def _run_waiting(pool: Pool, sides: Sequence[Side], files: Sequence[str], keyword: str) -> None:
+    """Run on stock what was run on patched and did not pass; what failed there comes first."""
+    stock, patched = sides
+    results = patched.state.results
+    known = {test for file in files for test in patched.state.collected.get((file, keyword)) or ()}
+
+    def failed(test: str) -> bool:
+        return test in results and results[test].outcome in ("failed", "error")
+
+    def waits(test: str) -> bool:
+        return test not in known or (test in results and not _passed(results[test]))
+
+    for wants in (failed, waits):
+        pool.run([stock], files, keyword, wants)
 
 
 def _passed(result: Result | None) -> bool:
@@ -200,10 +216,13 @@ def _rows(
     keyword: str,
     meant: Sequence[Difference],
     patched_first: bool,
-) -> tuple[list[Row], int]:
-    """A row for each test that has been run wherever it is, and how many have not."""
+) -> tuple[list[Row], Counter[str]]:
+    """A row for each test that has been run wherever it is, and how many have not.
+
+    Those are counted by what came of them on patched, where stock alone is missing.
+    """
     rows: list[Row] = []
-    pending = 0
+    waiting: Counter[str] = Counter()
     for file in files:
         found = [side.state.collected.get((file, keyword)) for side in sides]
         if any(tests is None for tests in found):
@@ -212,7 +231,7 @@ def _rows(
                 for side, tests in zip(sides, found)
             ]
             if any(result is None for result in results):
-                pending += 1  # of an unknown number
+                waiting[_NOWHERE] += 1  # of an unknown number
             else:
                 rows.append(Row(file.removeprefix("test/"), results[0], results[1]))
             continue
@@ -222,7 +241,8 @@ def _rows(
             if patched_first and results[0] is None and _passed(results[1]):
                 results[0] = Result(NOT_RUN)
             if any(is_there and not result for is_there, result in zip(there, results)):
-                pending += 1
+                stock, patched = results
+                waiting[_NOWHERE if stock or not patched else patched.outcome] += 1
                 continue
             before = None
             if any(test in side.state.again for side in sides):
@@ -235,7 +255,7 @@ def _rows(
         replace(row, meant=next((m for m in meant if m.means(row.test, row.outcomes)), None))
         for row in rows
     ]
-    return sorted(explained, key=lambda row: (row.rank, row.test)), pending
+    return sorted(explained, key=lambda row: (row.rank, row.test)), waiting
 
 
 def _stale(meant: Sequence[Difference], rows: Sequence[Row]) -> list[Difference]:
@@ -310,7 +330,12 @@ def show(found: Comparison, console: Console) -> None:
         f"{len(found.broken)} broken"
     )
     if found.pending:
-        console.print(f"{found.pending} not reached; the same command goes on from here")
+        wait = " and ".join(f"{n} {outcome}" for outcome, n in sorted(found.waiting.items()))
+        on_patched = f" ({wait} on patched wait for stock)" if wait else ""
+        console.print(
+            f"{found.pending} not reached{on_patched}; the same command goes on from here",
+            highlight=False,
+        )
 
 
 def _why(row: Row) -> str:

@@ -6,6 +6,8 @@ MAX_REGISTERS_PER_THREAD = 255
 MIN_REGISTERS_PER_THREAD = 24  # of what ptxas compiles
 # A thread has a multiple of these.
 REGISTER_UNIT = 8
+# Of a thread, for addresses, masks, row statistics and temporaries.
+OTHER_REGISTERS = 28
 
 
 def all_registers(per_multiprocessor: int, num_warps: int, programs: int = 1) -> int:
