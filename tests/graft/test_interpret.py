@@ -49,6 +49,24 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         tl.store(target + index, value)
 
     @triton.jit
+    def atomic_kernel(index, values, target, before, count, BLOCK: tl.constexpr):
+        lane = tl.arange(0, BLOCK)
+        at, value = tl.load(index + lane), tl.load(values + lane)
+        old = tl.atomic_add(target + at, value, lane < count)
+        tl.store(before + lane, old)
+
+    @triton.jit
+    def atomic_constant_kernel(index, target, count, BLOCK: tl.constexpr):
+        lane = tl.arange(0, BLOCK)
+        one = tl.full([1], 1.5, tl.float32)
+        tl.atomic_add(target + tl.load(index + lane), tl.broadcast_to(one, [BLOCK]), lane < count)
+
+    @triton.jit
+    def atomic_max_kernel(index, values, target, BLOCK: tl.constexpr):
+        lane = tl.arange(0, BLOCK)
+        tl.atomic_max(target + tl.load(index + lane), tl.load(values + lane))
+
+    @triton.jit
     def descriptor_kernel(source, target, rows, columns, BLOCK: tl.constexpr):
         shape, strides = [rows, columns], [columns, 1]
         read = tl.make_tensor_descriptor(source, shape, strides, [BLOCK, BLOCK])
@@ -237,6 +255,50 @@ def in_lab_write_outside() -> str:
 
 def test_write_outside_of_the_arguments_raises(lab: LabProcess) -> None:
     assert "outside of the tensors" in lab("write_outside")
+
+
+def in_lab_atomic(dtype: str) -> Any:
+    kind = getattr(torch, dtype)
+    index = torch.tensor([0, 2, 0, 1, 0, 2, 3, 3])
+    values = torch.tensor([256, 2, 1, 3, 1, 4, 100, 100]).to(kind)
+    target, before = torch.ones(4, dtype=kind), torch.full((8,), -1, dtype=kind)
+    launch(
+        atomic_kernel, index=index, values=values, target=target, before=before, count=6, BLOCK=8
+    )
+    return target.tolist(), before.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
+def test_atomic_additions_to_one_place_follow_each_other(lab: LabProcess, dtype: str) -> None:
+    target, before = lab("atomic", dtype)
+    # bfloat16 has 8 bits: 257 is 256, and so is 256 + 1
+    total, first = (256, 256) if dtype == "bfloat16" else (259, 257)
+    second = 256 if dtype == "bfloat16" else 258
+    assert target == [total, 4, 7, 1]
+    assert before == [1, 1, first, 1, second, 3, 0, 0]
+
+
+def in_lab_atomic_constant() -> Any:
+    target = torch.zeros(2)
+    index = torch.tensor([0, 1, 1, 1])
+    launch(atomic_constant_kernel, index=index, target=target, count=4, BLOCK=4)
+    bits = torch.tensor([-5, 7], dtype=torch.int32)
+    values = torch.tensor([-7, 1, 9, 3], dtype=torch.int32)
+    index = torch.tensor([0, 0, 1, 1])
+    launch(atomic_max_kernel, index=index, values=values, target=bits, BLOCK=4)
+    outside = torch.tensor([0, 9, 0, 0])
+    try:
+        launch(atomic_constant_kernel, index=outside, target=target, count=4, BLOCK=4)
+    except GraftError as error:
+        return target.tolist(), bits.tolist(), str(error)
+    return None
+
+
+def test_an_atomic_of_a_constant_and_one_outside_of_the_arguments(lab: LabProcess) -> None:
+    target, bits, said = lab("atomic_constant")
+    assert target == [1.5, 4.5]
+    assert bits == [1, 9]
+    assert "outside of the tensors" in said
 
 
 def in_lab_prefetch(offset: int, size: int) -> Any:

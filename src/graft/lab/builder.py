@@ -25,7 +25,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ import numpy as np
 import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
+from triton._C.libtriton import ir
 from triton.language.extra import libdevice as generic_libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.language.semantic import TritonSemantic
@@ -157,6 +158,27 @@ class Memory:
             )
         region.view(values.dtype)[_offsets(addresses, region, values.dtype)] = values
 
+    def update(
+        self,
+        addresses: np.ndarray,
+        values: np.ndarray,
+        updated: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ) -> np.ndarray:
+        """Store `updated(old, value)` at each of `addresses`; equal ones follow each other.
+
+        All arguments are one-dimensional, and so is the result: what was there before each. Raises
+        OutOfBoundsWrite.
+        """
+        before = np.empty_like(values)
+        left = np.arange(addresses.size)
+        while left.size:
+            _, first = np.unique(addresses[left], return_index=True)
+            now = left[first]
+            before[now] = self.read(addresses[now], values.dtype)
+            self.write(addresses[now], updated(before[now], values[now]))
+            left = np.delete(left, first)
+        return before
+
 
 def _offsets(addresses: np.ndarray, region: Region, dtype: np.dtype[Any]) -> np.ndarray:
     shift = dtype.itemsize.bit_length() - 1
@@ -270,6 +292,25 @@ INSTRUCTIONS: dict[str, Callable[..., np.ndarray]] = {
 """What Inductor writes of float32 in assembly, done in float64. It is rounded once."""
 
 
+def _add_bfloat16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return bfloat16_of_float32(float32_of_bfloat16(a) + float32_of_bfloat16(b))
+
+
+_ATOMIC: Mapping[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    ir.ATOMIC_OP.ADD: np.add,
+    ir.ATOMIC_OP.FADD: np.add,
+    ir.ATOMIC_OP.MAX: np.maximum,
+    ir.ATOMIC_OP.MIN: np.minimum,
+    ir.ATOMIC_OP.UMAX: np.maximum,
+    ir.ATOMIC_OP.UMIN: np.minimum,
+    ir.ATOMIC_OP.AND: np.bitwise_and,
+    ir.ATOMIC_OP.OR: np.bitwise_or,
+    ir.ATOMIC_OP.XOR: np.bitwise_xor,
+    ir.ATOMIC_OP.XCHG: lambda old, new: new,
+}
+"""What each makes of what was there and its value."""
+
+
 class Builder(InterpreterBuilder):
     """Triton's interpreter, with a GPU's memory, conversions and libdevice."""
 
@@ -309,6 +350,22 @@ class Builder(InterpreterBuilder):
         lanes = _lanes(mask, ptrs)
         values = _broadcast(value.data, ptrs.data.shape)[lanes]
         self.memory.write(ptrs.data[lanes], values.astype(np_dtype, copy=False))
+
+    def create_atomic_rmw(
+        self, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any
+    ) -> TensorHandle:
+        dtype = ptr.get_element_ty()
+        if dtype == tl.bfloat16 and op != ir.ATOMIC_OP.FADD:
+            raise NotImplementedError(f"an atomic {op} of bfloat16")
+        lanes = _lanes(mask, ptr)
+        values = _broadcast(val.data, ptr.data.shape)[lanes]
+        result = np.zeros(ptr.data.shape, interpreter._get_np_dtype(dtype))
+        result[lanes] = self.memory.update(
+            ptr.data[lanes],
+            values.astype(result.dtype, copy=False),
+            _add_bfloat16 if dtype == tl.bfloat16 else _ATOMIC[op],
+        )
+        return TensorHandle(result, dtype)
 
     def cast_impl(self, src: Any, dst_type: Any) -> TensorHandle:
         source, target = src.dtype.scalar, dst_type.scalar
