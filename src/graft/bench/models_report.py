@@ -110,18 +110,17 @@ def step_ratio(row: Row, sides: Sides) -> float | None:
 
 def generated_ratio(row: Row, sides: Sides) -> float | None:
     """GPU time of the base's generated kernels over that of the judged one's."""
-    base, judged = (row["times"].get(label, {}) for label in (sides.base, sides.judged))
-    if base.get("triton_us") and judged.get("triton_us"):
-        return float(base["triton_us"] / judged["triton_us"])
-    return None
+    return _fact_ratio(row, sides, "triton_us")
 
 
 def peak_ratio(row: Row, sides: Sides) -> float | None:
     """Peak memory of the base's step over that of the judged one's."""
-    base, judged = (row["times"].get(label, {}) for label in (sides.base, sides.judged))
-    if base.get("peak_bytes") and judged.get("peak_bytes"):
-        return float(base["peak_bytes"] / judged["peak_bytes"])
-    return None
+    return _fact_ratio(row, sides, "peak_bytes")
+
+
+def _fact_ratio(row: Row, sides: Sides, fact: str) -> float | None:
+    base, judged = (row["times"].get(label, {}).get(fact) for label in (sides.base, sides.judged))
+    return float(base / judged) if base and judged else None
 
 
 def losses(rows: Iterable[Row], sides: Sides, max_loss: float) -> list[str]:

@@ -99,15 +99,23 @@ def _reason(message: str) -> str:
     return words.replace("|", "\\|")
 
 
+def medians(
+    seconds: Mapping[str, Sequence[float]],
+) -> tuple[float, float, tuple[float, float, float]]:
+    """Of stock and patched, and of the rounds' ratios, with the least and the most of them."""
+    both = seconds["stock"], seconds["patched"]
+    ratios = [patched / stock for stock, patched in zip(*both, strict=True)]
+    stock, patched = map(statistics.median, both)
+    return stock, patched, (statistics.median(ratios), min(ratios), max(ratios))
+
+
 def _by_step(steps: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """One line a case: median seconds of each side, and the median of the rounds' ratios."""
     lines = []
     for name, seconds in steps.items():
-        both = seconds["stock"], seconds["patched"]
-        ratios = [patched / stock for stock, patched in zip(*both, strict=True)]
-        medians = (f"{statistics.median(side):.2f}" for side in both)
-        of = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        lines.append([name, str(len(ratios)), *medians, of])
+        stock, patched, (ratio, least, most) = medians(seconds)
+        of = f"{ratio:.2f} ({least:.2f} to {most:.2f})"
+        lines.append([name, str(len(seconds["stock"])), f"{stock:.2f}", f"{patched:.2f}", of])
     head = ["case", "rounds", "stock, s", "patched, s", "patched / stock"]
     return _markdown(head, lines, "lrrrr")
 

@@ -31,7 +31,7 @@ import fnmatch
 import math
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from graft.bench import (
@@ -50,6 +50,7 @@ from graft.errors import GraftError
 
 CURRENT = frozenset({"README.md"})
 SUMMARY = "time, stock / patched (geometric mean)"
+_SIDES = models_report.Sides("stock", "patched")  # of a summary
 NONE_CURRENT = (
     "Of the stack as it is, nothing is measured yet (`graft bench publish`);"
     " [what was measured](docs/measured.md) of earlier ones has their dates."
@@ -287,7 +288,7 @@ def summary(files: Sequence[tuple[str, results.Result]]) -> str:
             points = [(row, _step(row)) for row in rows]
             lines.append(_summary_line(f"{name}: step" if steps else name, points, steps))
             if steps:
-                points = [(row, _generated(row)) for row in rows]
+                points = [(row, models_report.generated_ratio(row, _SIDES)) for row in rows]
                 lines.append(_summary_line(f"{name}: generated kernels", points, steps))
     return markdown(["", "points", SUMMARY, "least", "at"], lines, 1)
 
@@ -310,15 +311,8 @@ def _summary_line(
 def _step(row: results.Row) -> float | None:
     """Time on stock over that on patched; of a model's step, what the models' own table says."""
     if any("captured" in time for time in row["times"].values()):
-        return models_report.step_ratio(row, models_report.Sides("stock", "patched"))
+        return models_report.step_ratio(row, _SIDES)
     return speedup(row, "stock", "patched")
-
-
-def _generated(row: results.Row) -> float | None:
-    """Time of stock's generated kernels over that of patched's, of a training step."""
-    times: Mapping[str, Mapping[str, float]] = row["times"]
-    us = [times.get(label, {}).get("triton_us") for label in ("stock", "patched")]
-    return us[0] / us[1] if us[0] and us[1] else None
 
 
 def _title(name: str, root: Path) -> str:

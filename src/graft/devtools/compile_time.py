@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graft import cases as known
+from graft.bench import outcome_tables
 from graft.errors import GraftError
 from graft.lab import devices, explain
 from graft.places import ROOT
@@ -92,11 +92,10 @@ def compare(
 
 def summary(case: str, seconds: Mapping[str, Sequence[float]]) -> str:
     """A line: the medians, and the median ratio of the rounds with the least and the most."""
-    ratios = [b / a for a, b in zip(seconds["stock"], seconds["patched"], strict=True)]
-    stock, patched = (statistics.median(seconds[side]) for side in explain.SIDES)
+    stock, patched, (ratio, least, most) = outcome_tables.medians(seconds)
     return (
         f"{case:<18} stock {stock:6.2f} s  patched {patched:6.2f} s  patched / stock "
-        f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
+        f"{ratio:.3f} [{least:.3f}, {most:.3f}]"
     )
 
 

@@ -120,9 +120,11 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 def _is_gpu_lost() -> bool:
     """Whether every further call of this process to its GPU fails."""
-    torch: Any = sys.modules.get("torch")
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None:
+        return False
     try:
-        torch.cuda.synchronize()
+        cuda.synchronize()
     except RuntimeError:
         return True
     return False
