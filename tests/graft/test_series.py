@@ -147,11 +147,15 @@ def check_import(node: ast.ImportFrom, module: Path, path: str) -> None:
             assert re.search(rf"\b{alias.name}\b", text), f"{path}: no {module.name}.{alias.name}"
 
 
-def test_subjects_are_short() -> None:
+def test_subjects_are_short_and_test_plans_name_the_patchs_files() -> None:
     for patch in stack.load(pins.load()).patches:
         subject = re.sub(r"^\[PATCH\] |^\[inductor\] ", "", patch.subject)
         assert len(subject) <= SUBJECT_LENGTH, subject
-        assert "Test plan:" in patch.message, subject
+        _, _, plan = patch.message.partition("\nTest plan:")
+        told = set(re.findall(r"\btest_\w+\.py", plan))
+        changed = {Path(change.path).name for change in patch.files}
+        assert told, subject
+        assert told <= changed, f"{subject}: {told - changed} of its test plan are not the patch's"
 
 
 def test_each_patch_has_a_page_and_a_place_in_the_list() -> None:

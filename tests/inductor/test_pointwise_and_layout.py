@@ -1315,6 +1315,137 @@ class LoopTest(PointwiseRowsTestCase):
 
 @unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
 @instantiate_parametrized_tests
+class LoopsOfReadersTest(PointwiseRowsTestCase):
+    """A pointwise node is in the loop over a row that reads it, where less is moved then."""
+
+    def check(self, f, *dtypes, loops, **options):
+        """
+        Of inputs of ``dtypes``, with each pointwise result a node of its own: the loads and
+        the stores of each loop of the kernel.
+        """
+        inputs = [torch.rand(6, 5120, device=GPU_TYPE).to(dtype) for dtype in dtypes]
+        expect = f(*(x.double() for x in inputs))
+        options = {
+            "realize_opcount_threshold": 0,
+            "realize_reads_threshold": 0,
+            "triton.persistent_reductions": False,
+            **options,
+        }
+        actual, code = self.compile(f, *inputs, **options)
+        for one, other in zip(actual, expect, strict=True):
+            self.assertEqual(one.double(), other.double(), atol=0, rtol=2e-6)
+        self.assertEqual(
+            [(each.count("tl.load("), each.count("tl.store(")) for each in self.loops(code)],
+            loops,
+        )
+
+    def loops(self, code):
+        """Without what is left of the rows behind whole blocks."""
+        _, *loops = code.split("def call(")[0].split(LOOP)
+        return [loop.split("if R0_WHOLE")[0] for loop in loops]
+
+    @parametrize("dynamic", (False, True))
+    def test_fewer_bytes(self, dynamic):
+        def f(x, y):
+            v = x.float() * 2 + y
+            return (v.exp() * (x.float() * y).mean(1, keepdim=True),)
+
+        half, full = (torch.bfloat16,) * 2, (torch.float32,) * 2
+        self.check(f, *half, loops=[(2, 0), (2, 1)], dynamic=dynamic)
+        self.check(f, *full, loops=[(2, 1), (1, 1)], dynamic=dynamic)
+
+    def test_returned(self):
+        """It is stored in any case."""
+
+        def f(x, y):
+            v = x.float() * 2
+            return v.exp() * (x.float() * y).mean(1, keepdim=True), v
+
+        self.check(f, torch.bfloat16, torch.float32, loops=[(2, 0), (1, 2)])
+        self.check(f, torch.float32, torch.float32, loops=[(2, 1), (1, 1)])
+
+    def test_what_it_needs(self):
+        """Of three nodes none alone moves less in another loop."""
+
+        def f(x):
+            v = (x.float() * 2).sin().cos()
+            return (v * x.float().mean(1, keepdim=True),)
+
+        self.check(f, torch.bfloat16, loops=[(1, 0), (1, 1)])
+
+    def test_what_it_alone_reads(self):
+        def f(x, y, z):
+            return ((x * y + z).exp() * x.mean(1, keepdim=True),)
+
+        self.check(f, *(torch.float32,) * 3, loops=[(1, 0), (3, 1)])
+
+    def test_read_by_both(self):
+        def f(x):
+            v = x.float() * 2
+            return (v.exp() * v.mean(1, keepdim=True),)
+
+        self.check(f, torch.bfloat16, loops=[(1, 1), (1, 1)])
+
+    def test_three_loops(self):
+        """In the first loop that reads it, which stores it for the last one."""
+
+        def f(x):
+            v = x.float() * 2
+            mean = x.float().mean(1, keepdim=True)
+            square = (v - mean).square().mean(1, keepdim=True)
+            return (v * square,)
+
+        self.check(f, torch.bfloat16, loops=[(1, 0), (1, 1), (1, 1)])
+
+    def test_written_twice(self):
+        """An input that is changed has its value of before."""
+
+        def f(x, y):
+            v = x * 2
+            scale = (x * y).mean(1, keepdim=True)
+            x.mul_(3)
+            return v.exp() * scale, x + y
+
+        x, y = torch.rand(2, 6, 5120, device=GPU_TYPE)
+        expect = f(x.double(), y.double())
+        actual, _ = self.compile(
+            f, x, y, realize_opcount_threshold=0, realize_reads_threshold=0
+        )
+        for one, other in zip(actual, expect, strict=True):
+            self.assertEqual(one.double(), other, atol=0, rtol=2e-6)
+
+    @parametrize("temperature", (1, 2))
+    @parametrize("both", (False, True))
+    def test_distillation(self, both, temperature):
+        """The gradient by targets is in the loop of that by the teacher, and not stored."""
+
+        def loss(x, y, targets):
+            wanted = (y.float() / temperature).softmax(-1)
+            soft = wanted * (x.float() / temperature).log_softmax(-1)
+            return F.cross_entropy(x, targets) - soft.sum(-1).mean()
+
+        def gradients(loss, *inputs):
+            x, y = (each.detach().requires_grad_() for each in inputs)
+            return torch.autograd.grad(
+                loss(x, y, targets), (x, y) if both else (x,)
+            )
+
+        x, y = (self.rows(STRIDE) for _ in range(2))
+        targets = torch.tensor([0, 17, -100, 17, 4096, 3], device=GPU_TYPE)
+        with self.few_rows(**{"triton.persistent_reductions": False}):
+            compiled = torch.compile(loss, fullgraph=True, dynamic=False)
+            actual, codes = run_and_get_code(gradients, compiled, x, y)
+        expect = gradients(loss, x.double(), y.double())
+        for one, other in zip(actual, expect, strict=True):
+            eps = 4 * torch.finfo(one.dtype).eps
+            self.assertEqual(one.double(), other, atol=eps * other.abs().max().item(), rtol=eps)
+        first, *_, last = self.loops(codes[1])
+        self.assertNotIn("tl.store(", first)
+        self.assertIn("tl.store(", last)
+
+
+@unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
+@instantiate_parametrized_tests
 class TwoRowsTest(PointwiseRowsTestCase):
     """A block of one index has elements of two rows at most, and loads each row's values once."""
 

@@ -153,8 +153,8 @@ class DeviceModel:
 
     gathered_byte: float = 1.3
     """What a gathered byte, which is not fetched ahead as its place is read from a tensor or
-    adjoins none of its row, takes beside its traffic, in the time of a byte from memory: 1.3 to 9 in five
-    gathers on an H200. With less than 0.8 they are slower as mix-order kernels."""
+    adjoins none of its row, takes beside its traffic, in the time of a byte from memory: 1.3 to 9
+    in five gathers on an H200. With less than 0.8 they are slower as mix-order kernels."""
 
     copy_share: float = 0.875
     """What a copy reaches of ``memory_GBs``: 4.2 TB/s of 4.8 on an H200."""

@@ -112,8 +112,8 @@ class MixOrderPlan:
 
         Rows that do not fit in registers are kept, not loaded twice, where that is predicted
         to lack no registers, or clearly fewer. Where two programs of one row an SM would spill
-        too much, one of two rows has it to itself (``RowCost.pairs_rows``). ``keeps_rows`` is False for profit alone: its
-        estimates were fitted to programs that load such rows twice.
+        too much, one of two rows has it to itself (``RowCost.pairs_rows``). ``keeps_rows`` is
+        False for profit alone: its estimates were fitted to programs that load such rows twice.
         """
         nodes = (*contiguous, *other)
         plans = _plans.setdefault(contiguous[0].scheduler, {})

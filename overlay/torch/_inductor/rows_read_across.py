@@ -188,12 +188,15 @@ def rows_together(
     if columns.free_symbols or device.type != "cuda":
         return None
     model = DeviceModel.of(device)
+    across = Across.of(features) if across is None else across
     count = V.graph.sizevars.optimization_hint(rows)
-    if count < ROWS * model.sms or scatters(features) or any(map(features.contains_op, SCANS_AND_SORTS)):
+    if count < ROWS * model.sms or scatters(features):
+        return None
+    if any(map(features.contains_op, SCANS_AND_SORTS)):
         return None
     padded, words = next_power_of_2(int(columns)), words_of_column(features)
     if count >= MANY_ROWS * model.sms and (
-        program := many_rows(features, across or Across.of(features), padded, words)
+        program := many_rows(features, across, padded, words)
     ):
         return program
     together = min(ROWS, model.registers_per_sm // (PROGRAMS_PER_SM * words * padded))

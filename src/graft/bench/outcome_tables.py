@@ -99,25 +99,31 @@ def _reason(message: str) -> str:
     return words.replace("|", "\\|")
 
 
-def medians(
-    seconds: Mapping[str, Sequence[float]],
-) -> tuple[float, float, tuple[float, float, float]]:
-    """Of stock and patched, and of the rounds' ratios, with the least and the most of them."""
-    both = seconds["stock"], seconds["patched"]
-    ratios = [patched / stock for stock, patched in zip(*both, strict=True)]
-    stock, patched = map(statistics.median, both)
-    return stock, patched, (statistics.median(ratios), min(ratios), max(ratios))
+def ratios(seconds: Mapping[str, Sequence[float]], base: str) -> tuple[float, float, float]:
+    """Of the rounds' patched by `base`: the median, the least and the most."""
+    found = [one / other for one, other in zip(seconds["patched"], seconds[base], strict=True)]
+    return statistics.median(found), min(found), max(found)
 
 
 def _by_step(steps: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """One line a case: median seconds of each side, and the median of the rounds' ratios."""
-    lines = []
+    lines: list[list[str]] = []
+    sides: list[str] = []
     for name, seconds in steps.items():
-        stock, patched, (ratio, least, most) = medians(seconds)
-        of = f"{ratio:.2f} ({least:.2f} to {most:.2f})"
-        lines.append([name, str(len(seconds["stock"])), f"{stock:.2f}", f"{patched:.2f}", of])
-    head = ["case", "rounds", "stock, s", "patched, s", "patched / stock"]
-    return _markdown(head, lines, "lrrrr")
+        if not sides:
+            sides = [*seconds]
+        elif sides != [*seconds]:
+            raise GraftError(f"{name}: its sides are {', '.join(seconds)}, not {', '.join(sides)}")
+        line = [name, str(len(seconds["patched"]))]
+        line += [f"{statistics.median(seconds[side]):.2f}" for side in sides]
+        for base in sides:
+            if base != "patched":
+                ratio, least, most = ratios(seconds, base)
+                line.append(f"{ratio:.2f} ({least:.2f} to {most:.2f})")
+        lines.append(line)
+    head = ["case", "rounds", *(f"{side}, s" for side in sides)]
+    head += [f"patched / {base}" for base in sides if base != "patched"]
+    return _markdown(head, lines, "l" + "r" * (len(head) - 1))
 
 
 def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]], sides: str) -> str:

@@ -2,9 +2,11 @@
 
     PYTHONPATH=src build/bin/python -m graft.devtools.compile_time --rounds 5 --json FILE
     PYTHONPATH=src build/bin/python -m graft.devtools.compile_time llama_step --gpu A100
+    PYTHONPATH=src build/bin/python -m graft.devtools.compile_time --earlier ../earlier/build
 
 A case's graphs are captured once, for a described GPU. Each round compiles them on either side,
 each time in a process of its own, which has compiled a small graph before: imports do not count.
+With `--earlier`, the tree of another stack is a third side.
 Times are CPU seconds from graphs to the kernels' sources, without Dynamo, AOTAutograd and Triton.
 `view=compile` shows what `--json` wrote (`graft.bench.outcome_tables`).
 """
@@ -15,6 +17,7 @@ import argparse
 import datetime
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -68,7 +71,7 @@ def compile_here(gpu: str, small: Path, graphs: Path) -> float:
 def compare(
     cases: Sequence[str], gpu: str, rounds: int, pythons: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, list[float]]]:
-    """Print a line for each of `cases`, the two sides in turn; CPU seconds by case and side.
+    """Print a line for each of `cases`, the sides in turn; CPU seconds by case and side.
 
     Raises GraftError.
     """
@@ -81,9 +84,9 @@ def compare(
         for path in (small, *files):
             capture(pythons["stock"], path.stem, gpu, path)
         for path in files:
-            seconds: dict[str, list[float]] = {side: [] for side in explain.SIDES}
+            seconds: dict[str, list[float]] = {side: [] for side in pythons}
             for _ in range(rounds):
-                for side in explain.SIDES:
+                for side in pythons:
                     seconds[side].append(compile_s(pythons[side], gpu, small, path))
             print(summary(path.stem, seconds), flush=True)
             found[path.stem] = seconds
@@ -92,11 +95,14 @@ def compare(
 
 def summary(case: str, seconds: Mapping[str, Sequence[float]]) -> str:
     """A line: the medians, and the median ratio of the rounds with the least and the most."""
-    stock, patched, (ratio, least, most) = outcome_tables.medians(seconds)
-    return (
-        f"{case:<18} stock {stock:6.2f} s  patched {patched:6.2f} s  patched / stock "
-        f"{ratio:.3f} [{least:.3f}, {most:.3f}]"
-    )
+    line = f"{case:<18}"
+    for side, found in seconds.items():
+        line += f" {side} {statistics.median(found):6.2f} s "
+    for base in seconds:
+        if base != "patched":
+            ratio, least, most = outcome_tables.ratios(seconds, base)
+            line += f" patched / {base} {ratio:.3f} [{least:.3f}, {most:.3f}]"
+    return line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", default=explain.DEFAULT_GPU)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prefix", type=Path, default=ROOT / "build")
+    parser.add_argument("--earlier", type=Path, help="the tree of another stack")
     parser.add_argument("--json", type=Path, help="write what was measured here")
     parser.add_argument("--in-here", type=Path, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -117,12 +124,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"seconds": compile_here(args.gpu, *args.in_here)}))
         return 0
     try:
-        found = compare(args.cases, args.gpu, args.rounds, tree.pythons(args.prefix))
+        pythons = tree.pythons(args.prefix)
+        about = tree.load(args.prefix)
+        told = {"pin": about.pin, "stack": about.stack_hash, "gpu": args.gpu}
+        if args.earlier:
+            told["earlier"] = tree.load(args.earlier).stack_hash
+            earlier = tree.pythons(args.earlier)["patched"]
+            pythons = {"stock": pythons["stock"], "earlier": earlier, "patched": pythons["patched"]}
+        found = compare(args.cases, args.gpu, args.rounds, pythons)
         if args.json:
-            about = tree.load(args.prefix)
             date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            told = {"pin": about.pin, "stack": about.stack_hash, "date": date, "gpu": args.gpu}
-            args.json.write_text(json.dumps({**told, "steps": found}, indent=1) + "\n", "utf-8")
+            whole = {**told, "date": date, "steps": found}
+            args.json.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
     except GraftError as wrong:
         print(wrong.report(), file=sys.stderr)
         return wrong.code
