@@ -6,20 +6,21 @@ computed in the loop behind the first one.
 
 Label smoothing sums a log-softmax over its row, for which it would be read again as well. The
 sum is that of the row, which the first loop has, less the logsumexp for each column. Both may
-be far from zero, and what is left of them near it: so only of types whose own rounding is more
-than what is lost.
+be further from zero than what is left of them. Of half types their own rounding is more than
+what is lost; rows of float32 that are too long to be held are summed in float64.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+from typing import Any, cast, Optional
 
 import torch
 from torch.fx import Graph, Node
 
 from .. import config
 from ..inductor_prims import prepare_softmax_online
+from ..looped_rows import SHORT_ROW
 from ..pattern_matcher import CallFunction, KeywordArg, MULTIPLE
 from .inserted import insert_like
 
@@ -79,6 +80,15 @@ def merge_online_softmaxes(graph: Graph) -> None:
             first[key] = node
 
 
+def sum_type(x: Node, columns: int) -> Optional[torch.dtype]:
+    """That of the sum of each row of ``x``; None where the sum is better that of a log-softmax."""
+    stored = unconverted(x).meta["val"]
+    if stored.dtype in HALF_TYPES:
+        return x.meta["val"].dtype
+    is_looped = stored.device.type == "cuda" and columns > SHORT_ROW
+    return torch.float64 if stored.dtype == torch.float32 and is_looped else None
+
+
 def sum_log_softmax(node: Node) -> None:
     """
     Of a sum or mean, over the dimension of a log-softmax at least: sum what the log-softmax is
@@ -104,19 +114,25 @@ def sum_log_softmax(node: Node) -> None:
     dims = () if node.target in SUMS_OF_ALL else cast(list[int], node.args[1])
     over = [each % value.ndim for each in dims or range(value.ndim)]
     if (
-        unconverted(x).meta["val"].dtype not in HALF_TYPES
         # whose sum is one of more digits than the row's
-        or node.meta["val"].dtype == torch.float64
+        node.meta["val"].dtype == torch.float64
         or not isinstance(columns, int)
         or dim % value.ndim not in over
+        or (dtype := sum_type(x, columns)) is None
     ):
         return
 
     def insert(target: Any, *args: Any, **kwargs: Any) -> Node:
         return insert_like(node, target, *args, **kwargs)
 
+    def converted(x: Node, dtype: torch.dtype) -> Node:
+        if x.meta["val"].dtype == dtype:
+            return x
+        return insert(prims.convert_element_type.default, x, dtype)
+
     is_sum = node.target in (SUMS[0], SUMS_OF_ALL[0])
     with node.graph.inserting_before(node):
+        x, most, log = (converted(each, dtype) for each in (x, most, log))
         over_row = insert(SUMS[0 if is_sum else 1], x, [dim], True)
         logsumexp = insert(aten.add.Tensor, most, log)
         if is_sum:
@@ -124,8 +140,6 @@ def sum_log_softmax(node: Node) -> None:
         row = insert(aten.sub.Tensor, *(over_row, logsumexp)[::sign])
         # over the dimensions that are left, and one of size one
         result = insert(node.target, row, *node.args[1:], **node.kwargs)
-        dtype = node.meta["val"].dtype
-        if result.meta["val"].dtype != dtype:
-            result = insert(prims.convert_element_type.default, result, dtype)
+        result = converted(result, node.meta["val"].dtype)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
