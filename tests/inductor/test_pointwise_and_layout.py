@@ -18,6 +18,7 @@ from torch._decomp import decompositions
 from torch._inductor import (
     looped_reduction,
     metrics,
+    pointwise_loops,
     pointwise_rows,
     random_groups,
     slow_functions,
@@ -1334,10 +1335,11 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
         actual, code = self.compile(f, *inputs, **options)
         for one, other in zip(actual, expect, strict=True):
             self.assertEqual(one.double(), other.double(), atol=0, rtol=2e-6)
-        self.assertEqual(
-            [(each.count("tl.load("), each.count("tl.store(")) for each in self.loops(code)],
-            loops,
-        )
+        found = [
+            (each.count("tl.load("), each.count("tl.store("))
+            for each in self.loops(code)
+        ]
+        self.assertEqual(found, loops, str(found))
 
     def loops(self, code):
         """Without what is left of the rows behind whole blocks."""
@@ -1385,6 +1387,7 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             return (v.exp() * v.mean(1, keepdim=True),)
 
         self.check(f, torch.bfloat16, loops=[(1, 1), (1, 1)])
+        self.check_long(f, torch.bfloat16, loops=[(1, 0), (1, 1)])
 
     def test_three_loops(self):
         """In the first loop that reads it, which stores it for the last one."""
@@ -1414,6 +1417,77 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
         for one, other in zip(actual, expect, strict=True):
             self.assertEqual(one.double(), other, atol=0, rtol=2e-6)
 
+    def check_long(self, f, *dtypes, loops, **options):
+        """The same of rows that are too long to be held."""
+        with mock.patch.object(pointwise_loops, "SHORT_ROW", 5000):
+            self.check(f, *dtypes, loops=loops, **options)
+
+    def test_recomputed(self):
+        """In each loop over a long row that reads it, from what that loads anyway."""
+
+        def f(x):
+            v = x.float() * 2
+            return (v.exp() * x.float() * v.mean(1, keepdim=True),)
+
+        self.check_long(f, torch.bfloat16, loops=[(1, 0), (1, 1)])
+
+        def three(x):
+            v = (x.float() * 2).exp()
+            square = (v - v.mean(1, keepdim=True)).square().mean(1, keepdim=True)
+            return (v * square,)
+
+        self.check_long(three, torch.bfloat16, loops=[(1, 0), (1, 0), (1, 1)])
+
+    def test_not_recomputed(self):
+        """What takes longer to compute than to load, or is stored in any case."""
+
+        def slow(x):
+            v = x.float().lgamma()
+            return (v.abs() * x.float() * v.mean(1, keepdim=True),)
+
+        def returned(x):
+            v = x.float() * 2
+            return v.exp() * x.float() * v.mean(1, keepdim=True), v
+
+        self.check_long(slow, torch.bfloat16, loops=[(1, 1), (1, 1)])
+        self.check_long(returned, torch.bfloat16, loops=[(1, 1), (2, 1)])
+
+    @parametrize("loop", (0, 1))
+    def test_not_of_what_is_overwritten(self, loop):
+        """A result takes the buffer of a product, which another loop would have read again."""
+
+        def f(x, y):
+            z = x @ y
+            v = z * 2
+            mean = v.mean(1, keepdim=True)
+            w = z + v if loop == 0 else z + v * mean
+            return w, v.exp() * (w if loop else v).mean(1, keepdim=True)
+
+        x, y = torch.rand(8, 8, device=GPU_TYPE), torch.rand(8, 5120, device=GPU_TYPE)
+        expect = f(x.double(), y.double())
+        with mock.patch.object(pointwise_loops, "SHORT_ROW", 5000):
+            actual, code = self.compile(
+                f,
+                x,
+                y,
+                realize_opcount_threshold=0,
+                realize_reads_threshold=0,
+                **{"triton.persistent_reductions": False},
+            )
+        self.assertIn("in_out_ptr", code)
+        for one, other in zip(actual, expect, strict=True):
+            self.assertEqual(one.double(), other, atol=0, rtol=2e-6)
+
+    def test_fewest_loops(self):
+        """A sum that waits for no other is in the first loop, wherever it was scheduled."""
+
+        def f(x, y):
+            scaled = y * x.mean(1, keepdim=True)
+            v = x.exp() + y
+            return scaled, v * v.mean(1, keepdim=True)
+
+        self.check(f, *(torch.float32,) * 2, loops=[(2, 1), (2, 2)])
+
     @parametrize("temperature", (1, 2))
     @parametrize("both", (False, True))
     def test_distillation(self, both, temperature):
@@ -1432,7 +1506,10 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
 
         x, y = (self.rows(STRIDE) for _ in range(2))
         targets = torch.tensor([0, 17, -100, 17, 4096, 3], device=GPU_TYPE)
-        with self.few_rows(**{"triton.persistent_reductions": False}):
+        with (
+            self.few_rows(**{"triton.persistent_reductions": False}),
+            mock.patch.object(pointwise_loops, "SHORT_ROW", 5000),
+        ):
             compiled = torch.compile(loss, fullgraph=True, dynamic=False)
             actual, codes = run_and_get_code(gradients, compiled, x, y)
         expect = gradients(loss, x.double(), y.double())

@@ -1,15 +1,21 @@
 """
-Which loop over the rows a pointwise node of a reduction kernel is generated in.
+Which of its loops over the rows generates each node of a reduction kernel.
 
-A kernel has a loop for each row statistic that others wait for. A node is in the first loop
-that has what it needs, and where later loops alone read it, the first one stores it and they
-load it. In the loop of its readers it stays in registers, and reads what they mostly read
-anyway. So does the gradient of a cross entropy, which needs no sum of its row, beside that
-of another loss of the same logits, which does.
+A kernel has a loop for each row statistic that others wait for. Nodes come in an order in which
+each follows what it reads; generated in that order, a reduction may have a loop of its own, though
+an earlier one has all that it needs. Ordered by the statistics that they wait for, there are as
+few loops as there can be.
+
+A pointwise node is in the first loop that has what it needs, and for later loops that read it, it
+is stored and loaded. In a loop that reads the same anyway, it can stay in registers: where later
+loops alone read it, it is moved to the first of those. So is the gradient of a cross entropy, which
+needs no sum of its row, beside that of another loss of the same logits, which does. Where several
+loops read it, and rows are too long to be held, it is computed in each of them.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
@@ -17,33 +23,101 @@ from torch.utils._ordered_set import OrderedSet
 from . import ir
 from .codegen.simd_kernel_features import DisableReduction, EnableReduction
 from .dependencies import MemoryDep
+from .device_model import DeviceModel
+from .issue_slots import count_slots
+from .looped_rows import SHORT_ROW
 from .mix_order_accesses import accessed_numel
+from .runtime.hints import DeviceProperties
+from .scheduler import SchedulerNode
 from .virtualized import V
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import sympy
-
-    from .scheduler import SchedulerNode
 
 
 # What begins a part of a schedule: an even one is a loop, an odd one is between two loops.
 MARKERS = (EnableReduction, DisableReduction)
 
 
-def in_loops_of_readers(schedule: list[Any], numel: sympy.Expr) -> list[Any]:
+def schedule_in_loops(
+    generate: Callable[..., list[Any]],
+    nodes: Sequence[SchedulerNode],
+    rows: sympy.Expr,
+    columns: sympy.Expr,
+) -> list[Any]:
     """
-    ``schedule``, of a kernel with loops over ``numel`` elements, where a pointwise node that
-    later loops alone read is in the first of those, if less is loaded and stored then.
+    The schedule that ``generate`` makes of the ``nodes`` of a kernel, in their order or in one
+    with fewer loops, and with each pointwise node in the loops where least is loaded and stored.
     """
-    if DisableReduction not in schedule:
+    schedule = generate(nodes, rows, columns)
+    # what is written twice has an order that reads and writes do not tell
+    if DisableReduction not in schedule or any(
+        node.has_aliasing_or_mutation() for node in nodes
+    ):
         return schedule
-    loops = Loops(schedule, numel)
+    loops = Loops(schedule, rows, columns)
+    fewer = Loops(generate(by_statistics(nodes, rows), rows, columns), rows, columns)
+    if len(fewer) < len(loops):
+        loops = fewer
     for node in reversed(loops.part_of):
-        loops.defer(node)
+        loops.place(node)
     return loops.schedule()
+
+
+def is_statistic(node: SchedulerNode) -> bool:
+    """Whether a loop has the value of ``node`` only when it has ended."""
+    return (
+        node.is_reduction()
+        and isinstance(node.node, ir.ComputedBuffer)
+        and not isinstance(node.node.data, ir.Scan)
+    )
+
+
+def by_statistics(
+    nodes: Sequence[SchedulerNode], rows: sympy.Expr
+) -> list[SchedulerNode]:
+    """
+    ``nodes`` by the number of loops before the one that has what they need; before that loop what
+    has a value a row.
+    """
+    waits: dict[str, int] = {}
+    ends = OrderedSet(node.get_name() for node in nodes if is_statistic(node))
+    for node in nodes:
+        waits[node.get_name()] = max(
+            (waits[name] + (name in ends) for name in node.ancestors if name in waits),
+            default=0,
+        )
+
+    def place(node: SchedulerNode) -> tuple[int, bool]:
+        return waits[node.get_name()], node.group[1] != (rows, 1)
+
+    return sorted(nodes, key=place)
+
+
+class Recomputed(SchedulerNode):
+    """A node in one more loop than the scheduler knows of, which neither stores nor allocates."""
+
+    @classmethod
+    def of(cls, node: SchedulerNode) -> Recomputed:
+        again = copy.copy(node)
+        again.__class__ = cls
+        return again  # type: ignore[return-value]
+
+    def decide_inplace_update(self) -> None:
+        pass
+
+    def mark_run(self) -> None:
+        pass
+
+    def codegen(self, index_vars: Sequence[Sequence[sympy.Expr]]) -> None:
+        kernel, names = V.kernel, self.get_buffer_names()
+        # the loop has the values, which were of an earlier one
+        kernel.cse.invalidated_stores -= names
+        super().codegen(index_vars)
+        kernel.num_store -= len(names)  # that are not generated
 
 
 class Loops:
@@ -55,8 +129,11 @@ class Loops:
     readers: of each node, those that read what it writes
     """
 
-    def __init__(self, schedule: list[Any], numel: sympy.Expr) -> None:
-        self.numel = numel
+    def __init__(
+        self, schedule: list[Any], rows: sympy.Expr, columns: sympy.Expr
+    ) -> None:
+        self.columns = columns
+        self.numel = rows * columns
         self.parts: list[list[SchedulerNode]] = [[]]
         for entry in schedule:
             if entry in MARKERS:
@@ -75,10 +152,9 @@ class Loops:
             for dep in node.read_writes.reads:
                 if dep.name in self.writer:
                     self.readers[self.writer[dep.name]].add(node)
-        # what is written twice has an order that reads and writes do not tell
-        self.is_ordered = any(
-            node.has_aliasing_or_mutation() for node in self.part_of
-        )
+
+    def __len__(self) -> int:
+        return sum(map(bool, self.parts[::2]))
 
     def schedule(self) -> list[Any]:
         result: list[Any] = [*self.parts[0]]
@@ -86,29 +162,38 @@ class Loops:
             result += [MARKERS[i % 2], *part]
         return result
 
-    def defer(self, node: SchedulerNode) -> None:
-        """Move ``node``, and what it alone needs, to the first loop that reads it, if it pays."""
+    def place(self, node: SchedulerNode) -> None:
+        """Move ``node`` to the first loop that reads it, or compute it in each, where it pays."""
         of = self.part_of[node]
-        to = min((self.part_of[each] for each in self.readers[node]), default=of)
-        if to == of or to % 2 or not self.can_move(node):
+        parts = sorted({self.part_of[each] for each in self.readers[node]})
+        later = [part for part in parts if part != of]
+        if not later or any(part % 2 for part in later) or not self.is_pointwise(node):
             return
+        if of not in parts:
+            self.defer(node, later[0])
+        if self.part_of[node] == of or len(later) > 1:
+            self.recompute(node)
+
+    def is_pointwise(self, node: SchedulerNode) -> bool:
+        return (
+            node in self.part_of
+            and self.part_of[node] % 2 == 0
+            and isinstance(node.node, ir.ComputedBuffer)
+            and isinstance(node.node.data, ir.Pointwise)
+        )
+
+    def defer(self, node: SchedulerNode, to: int) -> None:
+        """Move ``node``, and what it alone needs, to the loop ``to``, the first that reads it."""
+        of = self.part_of[node]
         group = OrderedSet([node])
         for each in reversed(self.parts[of]):
-            if self.can_move(each) and self.is_read_by(each, group, to):
+            if self.is_pointwise(each) and self.is_read_by(each, group, to):
                 group.add(each)
         rest = [each for each in self.parts[of] if each not in group]
         if rest and self.saved_bytes(group, to) > self.added_bytes(group, rest, to):
             self.parts[to] = [*reversed(group), *self.parts[to]]
             self.parts[of] = rest
             self.part_of.update(dict.fromkeys(group, to))
-
-    def can_move(self, node: SchedulerNode) -> bool:
-        return (
-            not self.is_ordered
-            and self.part_of[node] % 2 == 0
-            and isinstance(node.node, ir.ComputedBuffer)
-            and isinstance(node.node.data, ir.Pointwise)
-        )
 
     def is_read_by(
         self, node: SchedulerNode, group: OrderedSet[SchedulerNode], to: int
@@ -140,6 +225,76 @@ class Loops:
             for name, size in self.whole(group).items()
             if name in rest_needs and name not in loaded
         )
+
+    def recompute(self, node: SchedulerNode) -> None:
+        """
+        Compute ``node``, which the kernel alone reads, in each later loop that reads it, with what
+        it needs, where that takes less time than to store and to load it.
+        """
+        of, columns = self.part_of[node], self.columns
+        (size,) = self.whole([node], writes=True).values() or (0,)
+        is_long = V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
+        if not (size and is_long and all(map(self.is_local, node.get_buffer_names()))):
+            return
+        parts = {self.part_of[each] for each in self.readers[node]}
+        needed = {part: self.needed(node, part) for part in sorted(parts - {of})}
+        saved, slots = size, 0
+        for part, nodes in needed.items():
+            if self.overwritten(part) & self.whole(nodes).keys():
+                return
+            loaded = self.whole(self.parts[part])
+            written = self.whole(nodes, writes=True)
+            saved += size - sum(
+                size * (1 + (name in self.writer and self.is_local(name)))
+                for name, size in self.whole(nodes).items()
+                if name not in loaded and name not in written
+            )
+            slots += sum(count_slots(each._body, columns).slots for each in nodes)
+        device = DeviceModel.of(DeviceProperties.create(node.get_device()))
+        if saved * device.slots_per_byte <= slots:
+            return
+        for part, nodes in needed.items():
+            again = [*map(Recomputed.of, nodes)]
+            if of not in parts:  # it is computed in none that does not read it
+                self.parts[of].remove(node)
+                self.part_of[node] = of = part
+                again[-1] = node
+                parts.add(of)
+            self.parts[part] = again + self.parts[part]
+
+    def needed(self, node: SchedulerNode, part: int) -> list[SchedulerNode]:
+        """
+        What ``part`` lacks of ``node``, and before it of what that reads of earlier loops, but for
+        what is stored in any case.
+        """
+        found: OrderedSet[SchedulerNode] = OrderedSet()
+        there = OrderedSet(each.get_name() for each in self.parts[part])
+
+        def add(each: SchedulerNode) -> None:
+            for dep in each.read_writes.reads:
+                writer = self.writer.get(dep.name)
+                if (
+                    writer is not None
+                    and self.part_of[writer] < part
+                    and self.is_pointwise(writer)
+                    and self.is_local(dep.name)
+                ):
+                    add(writer)
+            if each.get_name() not in there:
+                found.add(each)
+
+        add(node)
+        return [*found]
+
+    def overwritten(self, part: int) -> OrderedSet[str]:
+        """The buffers into which an earlier loop than ``part`` may store another tensor."""
+        nodes = [node for each in self.parts[:part] for node in each]
+        stored = [
+            node
+            for node in nodes
+            if not all(map(self.is_local, node.get_buffer_names()))
+        ]
+        return OrderedSet(self.whole(stored))
 
     def is_local(self, name: str) -> bool:
         """Whether the kernel alone reads a buffer, so that one loop need not store it."""
