@@ -2098,6 +2098,42 @@ class LongLoopTest(TestCase):
             other = dataclasses.replace(row, **other)
             self.assertTrue(can_have(other, masked, self.device))
 
+    @parametrize("rows", (600, 1024, 8192))
+    def test_sums_in_float64(self, rows):
+        """Three programs fit on an SM, though each column has registers of two more."""
+        row = self.row(rows, 65536, 4, vector=4, read_again=0, kept=0, loops=1)
+        row = dataclasses.replace(row, doubles=1)
+        usual = LoopConfig(8, 16)
+        loop, device = self.loop(row, usual)
+        registers = 32 * loop.num_warps * (28 + 3 * loop.columns_per_thread)
+        self.assertLessEqual(3 * registers, device.registers_per_sm)
+        self.assertFalse(can_have(row, usual, device))
+        self.assertTrue(can_have(dataclasses.replace(row, doubles=0), usual, device))
+
+    def test_sums_in_float64_of_narrower_rows(self):
+        def f(x):
+            return torch.log_softmax(x, -1).sum(-1)
+
+        found = []
+        of_features = looped_reduction.looped_rows
+
+        def record(features):
+            found.append(of_features(features))
+            return found[-1]
+
+        for dtype, are_double in ((torch.float32, True), (torch.float64, False)):
+            x = torch.randn(3, SHORT_ROW + 2048, device=GPU_TYPE, dtype=dtype)
+            found.clear()
+            with (
+                inductor_config.patch(LONG),
+                mock.patch.object(looped_reduction, "looped_rows", record),
+            ):
+                torch._dynamo.reset()
+                actual = torch.compile(f)(x)
+            self.assertEqual(any(row.doubles for row in found), are_double)
+            expect = f(x.double()).to(dtype)
+            self.assertEqual(actual, expect, atol=0, rtol=2e-6)
+
     def test_usual(self):
         usual = LoopConfig(16, 4)
         self.assertIs(self.loop(self.row(8192, SHORT_ROW), usual)[0], usual)

@@ -48,6 +48,7 @@ from .looped_rows import (
 )
 from .mix_order_accesses import accessed_numel
 from .row_accesses import (
+    doubles,
     has_online_softmax,
     has_reduction,
     largest_divisor,
@@ -351,6 +352,7 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
         online=has_online_softmax(features),
         alone=reduction_types(features) == OrderedSet([ONLINE_SOFTMAX]),
         welford=has_reduction(features, "welford_reduce", "welford_combine"),
+        doubles=doubles(features),
     )
 
 

@@ -19,6 +19,7 @@ import dataclasses
 import math
 from typing import Optional, TYPE_CHECKING
 
+from .runtime.registers import OTHER_REGISTERS, THREADS_PER_WARP
 from .vector_width import VECTOR_BYTES
 
 
@@ -45,6 +46,9 @@ VECTOR = 4
 MOST_WAITED = 1 / 32
 # Warps of a program, at most.
 MOST_WARPS = 32
+# Programs of an SM, at least, where registers of float64 decide how many there are: two wait for
+# their rows' ends at the same time, and take 1.05 to 1.2 times as long as three.
+LEAST_PROGRAMS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +70,7 @@ class LoopedRows:
     online: whether a column has a maximum and a sum of exponentials
     alone: whether no other reduction is beside those
     welford: whether a column has three accumulators
+    doubles: accumulators of a column that are in float64, of two registers each
     """
 
     rows: int
@@ -83,6 +88,7 @@ class LoopedRows:
     online: bool = False
     alone: bool = False
     welford: bool = False
+    doubles: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +129,21 @@ def rows_at_once(device: DeviceModel) -> int:
     return device.sms * max(device.warps_per_sm // MOST_WARPS, 1)
 
 
+def programs_per_sm(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> int:
+    """At a time, by their warps, and by registers where those of float64 are more than others."""
+    programs = device.warps_per_sm // loop.num_warps
+    if row.doubles:
+        registers = OTHER_REGISTERS + loop.columns_per_thread * (1 + 2 * row.doubles)
+        threads = loop.num_warps * THREADS_PER_WARP
+        programs = min(programs, device.registers_per_sm // (registers * threads))
+    return max(programs, 1)
+
+
 def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
     """Whether ``loop`` is one of those that were measured, and of ``row`` does not spill."""
     columns, num_warps = loop.columns_per_thread, loop.num_warps
+    if row.doubles and programs_per_sm(row, loop, device) < LEAST_PROGRAMS:
+        return False
     if num_warps < 16 and not (row.online and row.rows >= FEW_ROWS * device.sms):
         return False
     one = loop.is_alone
@@ -167,7 +185,7 @@ def loop_us(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> float:
     wait_ns = iterations * (device.iteration_ns + loads * device.load_ns)
     wait_us = row.loops * (wait_ns + device.row_end_ns) / 1e3
 
-    resident = max(device.warps_per_sm // num_warps, 1)
+    resident = programs_per_sm(row, loop, device)
     programs = min(resident, math.ceil(row.rows / device.sms))
     rounds = row.rows / (device.sms * programs)
     if rounds <= 2:  # beyond, the programs of an SM end at different times
@@ -195,6 +213,8 @@ def long_loop(
     if row.columns <= SHORT_ROW or not device.memory_GBs:
         return usual
     enough = (1 - LEAST_GAIN) * loop_us(row, usual or RUNTIME_LOOP, device)
+    if row.doubles:  # the usual ones are of columns with fewer registers
+        enough = math.inf
     candidates = [each for each in LOOPS if can_have(row, each, device)]
     times = {each: loop_us(row, each, device) for each in candidates}
     # none where types of two and of eight bytes are far apart

@@ -58,6 +58,16 @@ def has_online_softmax(features: SIMDKernelFeatures) -> bool:
     return has_reduction(features, ONLINE_SOFTMAX)
 
 
+def doubles(features: SIMDKernelFeatures) -> int:
+    """Reductions in float64, of rows that are narrower."""
+    if any(dtype.itemsize > WORD_BYTES for _, dtype in loaded_rows(features)):
+        return 0
+    dtypes = [node.node.get_dtype() for node in features.reduction_nodes()]  # type: ignore[union-attr]
+    return sum(
+        dtype.is_floating_point and dtype.itemsize > WORD_BYTES for dtype in dtypes
+    )
+
+
 def largest_divisor(columns: sympy.Expr, vector: int) -> int:
     """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
     is_multiple = V.graph.sizevars.statically_known_multiple_of
