@@ -3,20 +3,19 @@ How many columns of its block a thread of a looped inner reduction has, and how 
 
 The runtime gives a block of 2048 columns 16 warps, a thread four of them. With more
 columns a thread has less to exchange with others and fewer loads to wait for, and what is
-done once a thread is done less often. Against that stand the rows. With fewer warps more
-of them are on the GPU at a time: there have to be as many, and where a later loop reads
-its row again, all of them have to fit in the L2 cache.
+done once a thread is done less often. Against that, with fewer warps more rows are there at a
+time: there have to be as many, and where a later loop reads its row again, all of them have to
+fit in the L2 cache.
 
 An online softmax gains most. For each column of its block a loop keeps a maximum and a
 sum of exponentials, and combines each element with those of its column: an exponential to
 scale the smaller one by, comparisons that say which that is, and again what infinities
 want. What a thread holds of a row can share a maximum. Then an element costs a
-comparison, and an exponential that is added, and the rest is once for all of them.
+comparison, and an exponential that is added; the rest is once for all of them.
 
-A thread loads as many adjacent columns at once as have one mask: of rows of 50257 one,
-though each row may begin at a vector, as those of a padded product do. So the whole
-blocks of a long row have no mask, and what is left of it is a block apart. Of a reduction
-that is split, a part begins where the one before ends: its size decides what is aligned.
+A thread loads as many adjacent columns at once as have one mask: of rows of 50257 one. So
+the whole blocks of a long row have no mask, and what is left of it is a block apart. Of a split
+reduction a part begins where the one before ends: its size decides what is aligned.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ from .row_accesses import (
     doubles,
     has_online_softmax,
     has_reduction,
+    is_computed_again,
     largest_divisor,
     ONLINE_SOFTMAX,
     reads_across_rows,
@@ -353,6 +353,7 @@ def looped_rows(features: SIMDKernelFeatures) -> LoopedRows:
         alone=reduction_types(features) == OrderedSet([ONLINE_SOFTMAX]),
         welford=has_reduction(features, "welford_reduce", "welford_combine"),
         doubles=doubles(features),
+        again=is_computed_again(features),
     )
 
 
@@ -480,8 +481,7 @@ def loop_over_rows(features: SIMDKernelFeatures) -> Optional[LoopConfig]:
     if properties.type != "cuda":
         return None
     row, device = looped_rows(features), DeviceModel.of(properties)
-    # rows of which nothing is known, not even by a hint, are none
-    if row.rows == 0 or row.accesses > MAX_ACCESSES:
+    if row.rows == 0 or row.accesses > MAX_ACCESSES:  # of no rows not even a hint is known
         return None
     decide = online_softmax_config if row.online else short_loop_config
     found = sum_loop_config(row, device) or long_loop(row, decide(row, device), device)

@@ -71,6 +71,7 @@ class LoopedRows:
     alone: whether no other reduction is beside those
     welford: whether a column has three accumulators
     doubles: accumulators of a column that are in float64, of two registers each
+    again: whether several loops compute what they need of a column
     """
 
     rows: int
@@ -89,6 +90,7 @@ class LoopedRows:
     alone: bool = False
     welford: bool = False
     doubles: int = 0
+    again: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,9 +215,12 @@ def long_loop(
     if row.columns <= SHORT_ROW or not device.memory_GBs:
         return usual
     enough = (1 - LEAST_GAIN) * loop_us(row, usual or RUNTIME_LOOP, device)
+    candidates = [each for each in LOOPS if can_have(row, each, device)]
     if row.doubles:  # the usual ones are of columns with fewer registers
         enough = math.inf
-    candidates = [each for each in LOOPS if can_have(row, each, device)]
+    if row.again and not row.narrow:  # for which the runtime has blocks of half as many columns
+        enough = loop_us(row, usual or RUNTIME_LOOP, device)
+        candidates = [each for each in candidates if each.num_warps == MOST_WARPS]
     times = {each: loop_us(row, each, device) for each in candidates}
     # none where types of two and of eight bytes are far apart
     best = min(times, key=times.__getitem__, default=None)

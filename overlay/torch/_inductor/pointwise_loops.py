@@ -20,7 +20,7 @@ from typing import Any, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 
-from . import ir
+from . import config, ir
 from .codegen.simd_kernel_features import DisableReduction, EnableReduction
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
@@ -53,18 +53,28 @@ def schedule_in_loops(
     with fewer loops, and with each pointwise node in the loops where least is loaded and stored.
     """
     schedule = generate(nodes, rows, columns)
-    # what is written twice has an order that reads and writes do not tell
-    if DisableReduction not in schedule or any(
-        node.has_aliasing_or_mutation() for node in nodes
+    where = nodes[0].get_device()
+    if (
+        DisableReduction not in schedule
+        or where is None
+        or where.type != "cuda"
+        or config.cuda_backend != "triton"
+        # whose definitions of removed buffers other results may use
+        or config.triton.use_block_ptr
+        or config.triton.use_tensor_descriptor
+        # what is written twice has an order that reads and writes do not tell
+        or any(node.has_aliasing_or_mutation() for node in nodes)
     ):
         return schedule
-    loops = Loops(schedule, rows, columns)
-    fewer = Loops(generate(by_statistics(nodes, rows), rows, columns), rows, columns)
-    if len(fewer) < len(loops):
-        loops = fewer
-    for node in reversed(loops.part_of):
-        loops.place(node)
-    return loops.schedule()
+    best = unchanged = Loops(schedule, rows, columns)
+    for order in (schedule, generate(by_statistics(nodes, rows), rows, columns)):
+        for recomputes in (True, False):
+            loops = Loops(order, rows, columns, recomputes)
+            for node in reversed(loops.part_of):
+                loops.place(node)
+            if loops.cost < best.cost and loops.is_safe():
+                best = loops
+    return schedule if best is unchanged else best.schedule()
 
 
 def is_statistic(node: SchedulerNode) -> bool:
@@ -127,11 +137,18 @@ class Loops:
     parts: its nodes, by the markers between them
     part_of: the index of each node's part
     readers: of each node, those that read what it writes
+    recomputes: whether a node may be in several loops
     """
 
     def __init__(
-        self, schedule: list[Any], rows: sympy.Expr, columns: sympy.Expr
+        self,
+        schedule: list[Any],
+        rows: sympy.Expr,
+        columns: sympy.Expr,
+        recomputes: bool = False,
     ) -> None:
+        is_long = V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
+        self.recomputes = recomputes and is_long
         self.columns = columns
         self.numel = rows * columns
         self.parts: list[list[SchedulerNode]] = [[]]
@@ -153,13 +170,63 @@ class Loops:
                 if dep.name in self.writer:
                     self.readers[self.writer[dep.name]].add(node)
 
-    def __len__(self) -> int:
-        return sum(map(bool, self.parts[::2]))
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Bytes of an element that all loops load and store, and the number of loops."""
+        stored = self.stored
+        stores = sum(
+            size
+            for name, size in self.whole(self.part_of, writes=True).items()
+            if name in stored
+        )
+        loads = sum(sum(self.loads(i).values()) for i in range(0, len(self.parts), 2))
+        return loads + stores, sum(map(bool, self.parts[::2]))
+
+    def loads(self, part: int) -> dict[str, int]:
+        """Bytes of an element of what a loop loads of all elements."""
+        written = self.whole(self.parts[part], writes=True)
+        reads = self.whole(self.parts[part])
+        return {name: size for name, size in reads.items() if name not in written}
+
+    @property
+    def stored(self) -> OrderedSet[str]:
+        """The buffers that others read, or a loop that does not have their values."""
+        loaded = OrderedSet(
+            name for i in range(0, len(self.parts), 2) for name in self.loads(i)
+        )
+        return OrderedSet(
+            name for name in self.writer if name in loaded or not self.is_local(name)
+        )
+
+    def is_safe(self) -> bool:
+        """
+        Whether no loop stores a result in place of what a recomputed node of a later one reads.
+        A result may take the buffer of what it reads, or of what that took the buffer of.
+        """
+        stored = self.stored
+        for i, part in enumerate(self.parts):
+            again = [node for node in part if isinstance(node, Recomputed)]
+            if any(name in stored for node in again for name in node.get_buffer_names()):
+                return False
+            taken = OrderedSet(self.whole(again))
+            for node in (each for earlier in self.parts[:i] for each in earlier):
+                writes = self.whole([node], writes=True).keys()
+                if writes and taken & self.whole([node]).keys():
+                    if stored & writes:
+                        return False
+                    taken |= writes
+        return True
 
     def schedule(self) -> list[Any]:
-        result: list[Any] = [*self.parts[0]]
-        for i, part in enumerate(self.parts[1:], 1):
-            result += [MARKERS[i % 2], *part]
+        """With each node of a part behind what it reads there, as in the first one."""
+        order = {node.get_name(): i for i, node in enumerate(self.part_of)}
+        result: list[Any] = []
+        for i, part in enumerate(self.parts):
+            if i % 2 and result and result[-1] is EnableReduction:
+                result.pop()  # a loop of which nothing is left
+            elif i:
+                result.append(MARKERS[i % 2])
+            result += sorted(part, key=lambda node: order[node.get_name()])
         return result
 
     def place(self, node: SchedulerNode) -> None:
@@ -191,7 +258,9 @@ class Loops:
                 group.add(each)
         rest = [each for each in self.parts[of] if each not in group]
         if rest and self.saved_bytes(group, to) > self.added_bytes(group, rest, to):
-            self.parts[to] = [*reversed(group), *self.parts[to]]
+            names = OrderedSet(each.get_name() for each in group)
+            others = [each for each in self.parts[to] if each.get_name() not in names]
+            self.parts[to] = [*group, *others]
             self.parts[of] = rest
             self.part_of.update(dict.fromkeys(group, to))
 
@@ -233,15 +302,13 @@ class Loops:
         """
         of, columns = self.part_of[node], self.columns
         (size,) = self.whole([node], writes=True).values() or (0,)
-        is_long = V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
-        if not (size and is_long and all(map(self.is_local, node.get_buffer_names()))):
+        is_local = all(map(self.is_local, node.get_buffer_names()))
+        if not (size and is_local and self.recomputes):
             return
         parts = {self.part_of[each] for each in self.readers[node]}
         needed = {part: self.needed(node, part) for part in sorted(parts - {of})}
         saved, slots = size, 0
         for part, nodes in needed.items():
-            if self.overwritten(part) & self.whole(nodes).keys():
-                return
             loaded = self.whole(self.parts[part])
             written = self.whole(nodes, writes=True)
             saved += size - sum(
@@ -254,13 +321,14 @@ class Loops:
         if saved * device.slots_per_byte <= slots:
             return
         for part, nodes in needed.items():
-            again = [*map(Recomputed.of, nodes)]
-            if of not in parts:  # it is computed in none that does not read it
-                self.parts[of].remove(node)
-                self.part_of[node] = of = part
-                again[-1] = node
-                parts.add(of)
-            self.parts[part] = again + self.parts[part]
+            self.parts[part] = [*map(Recomputed.of, nodes), *self.parts[part]]
+        if of not in parts:  # nor in the loop that was the first to be able to
+            self.parts[of].remove(node)
+            self.part_of[node] = part = min(needed)
+            self.parts[part] = [
+                node if each.get_name() == node.get_name() else each
+                for each in self.parts[part]
+            ]
 
     def needed(self, node: SchedulerNode, part: int) -> list[SchedulerNode]:
         """
@@ -286,16 +354,6 @@ class Loops:
         add(node)
         return [*found]
 
-    def overwritten(self, part: int) -> OrderedSet[str]:
-        """The buffers into which an earlier loop than ``part`` may store another tensor."""
-        nodes = [node for each in self.parts[:part] for node in each]
-        stored = [
-            node
-            for node in nodes
-            if not all(map(self.is_local, node.get_buffer_names()))
-        ]
-        return OrderedSet(self.whole(stored))
-
     def is_local(self, name: str) -> bool:
         """Whether the kernel alone reads a buffer, so that one loop need not store it."""
         scheduler = V.graph.scheduler
@@ -311,5 +369,5 @@ class Loops:
             for node in nodes
             for dep in (node.read_writes.writes if writes else node.read_writes.reads)
             if isinstance(dep, MemoryDep)
-            and known_equal(accessed_numel(dep), self.numel)
+            and (dep.is_indirect() or known_equal(accessed_numel(dep), self.numel))
         }

@@ -41,6 +41,12 @@ ONLINE_SOFTMAX = "online_softmax_reduce"
 SCANS_AND_SORTS = "scan", "sort"
 
 
+def is_computed_again(features: SIMDKernelFeatures) -> bool:
+    """Whether several loops compute the same node (``pointwise_loops``)."""
+    nodes = features.scheduler_nodes()
+    return len(OrderedSet(node.get_name() for node in nodes)) < len([*nodes])
+
+
 def reduction_types(features: SIMDKernelFeatures) -> OrderedSet[str]:
     """Those of all reductions of a kernel."""
     return OrderedSet(
