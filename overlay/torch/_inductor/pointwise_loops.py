@@ -49,8 +49,8 @@ def schedule_in_loops(
     columns: sympy.Expr,
 ) -> list[Any]:
     """
-    The schedule that ``generate`` makes of the ``nodes`` of a kernel, in their order or in one
-    with fewer loops, and with each pointwise node in the loops where least is loaded and stored.
+    The schedule that ``generate`` makes of the ``nodes`` of a kernel, in their order, or, where
+    less is loaded and stored then, in one with fewer loops and with pointwise nodes in others.
     """
     schedule = generate(nodes, rows, columns)
     where = nodes[0].get_device()
@@ -72,7 +72,7 @@ def schedule_in_loops(
             loops = Loops(order, rows, columns, recomputes)
             for node in reversed(loops.part_of):
                 loops.place(node)
-            if loops.cost < best.cost and loops.is_safe():
+            if loops.moved_bytes < best.moved_bytes and loops.is_safe():
                 best = loops
     return schedule if best is unchanged else best.schedule()
 
@@ -171,8 +171,8 @@ class Loops:
                     self.readers[self.writer[dep.name]].add(node)
 
     @property
-    def cost(self) -> tuple[int, int]:
-        """Bytes of an element that all loops load and store, and the number of loops."""
+    def moved_bytes(self) -> int:
+        """Of an element, by the loads and stores of all loops."""
         stored = self.stored
         stores = sum(
             size
@@ -180,7 +180,7 @@ class Loops:
             if name in stored
         )
         loads = sum(sum(self.loads(i).values()) for i in range(0, len(self.parts), 2))
-        return loads + stores, sum(map(bool, self.parts[::2]))
+        return loads + stores
 
     def loads(self, part: int) -> dict[str, int]:
         """Bytes of an element of what a loop loads of all elements."""
