@@ -50,7 +50,7 @@ def schedule_in_loops(
 ) -> list[Any]:
     """
     The schedule that ``generate`` makes of the ``nodes`` of a kernel, in their order, or, where
-    less is loaded and stored then, in one with fewer loops and with pointwise nodes in others.
+    less is loaded and stored, in one with fewer loops and with pointwise nodes in others.
     """
     schedule = generate(nodes, rows, columns)
     where = nodes[0].get_device()
@@ -72,7 +72,7 @@ def schedule_in_loops(
             loops = Loops(order, rows, columns, recomputes)
             for node in reversed(loops.part_of):
                 loops.place(node)
-            if loops.moved_bytes < best.moved_bytes and loops.is_safe():
+            if loops.cost < best.cost and loops.is_safe():
                 best = loops
     return schedule if best is unchanged else best.schedule()
 
@@ -147,8 +147,8 @@ class Loops:
         columns: sympy.Expr,
         recomputes: bool = False,
     ) -> None:
-        is_long = V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
-        self.recomputes = recomputes and is_long
+        self.is_long = V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
+        self.recomputes = recomputes and self.is_long
         self.columns = columns
         self.numel = rows * columns
         self.parts: list[list[SchedulerNode]] = [[]]
@@ -171,8 +171,11 @@ class Loops:
                     self.readers[self.writer[dep.name]].add(node)
 
     @property
-    def moved_bytes(self) -> int:
-        """Of an element, by the loads and stores of all loops."""
+    def cost(self) -> tuple[int, int]:
+        """
+        Bytes of an element that all loops load and store, and how many loops there are; of a row
+        that may be held, there may be none.
+        """
         stored = self.stored
         stores = sum(
             size
@@ -180,7 +183,7 @@ class Loops:
             if name in stored
         )
         loads = sum(sum(self.loads(i).values()) for i in range(0, len(self.parts), 2))
-        return loads + stores
+        return loads + stores, sum(map(bool, self.parts[::2])) if self.is_long else 0
 
     def loads(self, part: int) -> dict[str, int]:
         """Bytes of an element of what a loop loads of all elements."""
