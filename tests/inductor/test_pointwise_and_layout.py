@@ -1319,7 +1319,7 @@ class LoopTest(PointwiseRowsTestCase):
 class LoopsOfReadersTest(PointwiseRowsTestCase):
     """A pointwise node is in the loop over a row that reads it, where less is moved then."""
 
-    def check(self, f, *dtypes, loops, marked=False, **options):
+    def check(self, f, *dtypes, loops, marked=False, short=5000, **options):
         """
         Of inputs of ``dtypes``, with each pointwise result a node of its own: the loads and
         the stores of each loop of the kernel, if given. Their rows may be marked as dynamic.
@@ -1334,7 +1334,8 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             "triton.persistent_reductions": False,
             **options,
         }
-        actual, code = self.compile(f, *inputs, **options)
+        with mock.patch.object(pointwise_loops, "SHORT_ROW", short):
+            actual, code = self.compile(f, *inputs, **options)
         for one, other in zip(actual, expect, strict=True):
             self.assertEqual(one.double(), other.double(), atol=0, rtol=2e-6)
         found = [
@@ -1356,8 +1357,9 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             return (v.exp() * (x.float() * y).mean(1, keepdim=True),)
 
         half, full = (torch.bfloat16,) * 2, (torch.float32,) * 2
-        self.check(f, *half, loops=[(2, 0), (2, 1)], dynamic=dynamic)
-        self.check(f, *full, loops=[(2, 1), (1, 1)], dynamic=dynamic)
+        rows = {"marked": True, "dynamic": None} if dynamic else {}
+        self.check(f, *half, loops=[(2, 0), (2, 1)], **rows)
+        self.check(f, *full, loops=[(2, 1), (1, 1)], **rows)
 
     def test_returned(self):
         """It is stored in any case."""
@@ -1389,11 +1391,11 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             v = x.float() * 2
             return (v.exp() * v.mean(1, keepdim=True),)
 
-        self.check(f, torch.bfloat16, loops=[(1, 1), (1, 1)])
-        self.check_long(f, torch.bfloat16, loops=[(1, 0), (1, 1)])
+        self.check(f, torch.bfloat16, loops=[(1, 0), (1, 1)])
+        # of rows that may be held
+        self.check(f, torch.bfloat16, loops=[(1, 1), (1, 1)], short=5120)
 
     def test_three_loops(self):
-        """In the first loop that reads it, which stores it for the last one."""
 
         def f(x):
             v = x.float() * 2
@@ -1401,7 +1403,7 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             square = (v - mean).square().mean(1, keepdim=True)
             return (v * square,)
 
-        self.check(f, torch.bfloat16, loops=[(1, 0), (1, 1), (1, 1)])
+        self.check(f, torch.bfloat16, loops=[(1, 0), (1, 0), (1, 1)])
 
     def test_written_twice(self):
         """An input that is changed has its value of before."""
@@ -1420,11 +1422,6 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
         for one, other in zip(actual, expect, strict=True):
             self.assertEqual(one.double(), other, atol=0, rtol=2e-6)
 
-    def check_long(self, f, *dtypes, loops, **options):
-        """The same of rows that are too long to be held."""
-        with mock.patch.object(pointwise_loops, "SHORT_ROW", 5000):
-            self.check(f, *dtypes, loops=loops, **options)
-
     def test_recomputed(self):
         """In each loop over a long row that reads it, from what that loads anyway."""
 
@@ -1432,14 +1429,14 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             v = x.float() * 2
             return (v.exp() * x.float() * v.mean(1, keepdim=True),)
 
-        self.check_long(f, torch.bfloat16, loops=[(1, 0), (1, 1)])
+        self.check(f, torch.bfloat16, loops=[(1, 0), (1, 1)])
 
         def three(x):
             v = (x.float() * 2).exp()
             square = (v - v.mean(1, keepdim=True)).square().mean(1, keepdim=True)
             return (v * square,)
 
-        self.check_long(three, torch.bfloat16, loops=[(1, 0), (1, 0), (1, 1)])
+        self.check(three, torch.bfloat16, loops=[(1, 0), (1, 0), (1, 1)])
 
     @parametrize("dynamic", (False, True))
     def test_recomputed_with_what_it_needs(self, dynamic):
@@ -1455,7 +1452,7 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
 
         rows_alone = {"dynamic": None} if dynamic else {}
         loops = [(1, 0), (1, 0), (1, 1)]
-        self.check_long(f, torch.bfloat16, loops=loops, marked=dynamic, **rows_alone)
+        self.check(f, torch.bfloat16, loops=loops, marked=dynamic, **rows_alone)
 
     def test_gathered(self):
         """What another tensor says the place of is loaded again, and costs as much."""
@@ -1464,7 +1461,7 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             v = y.view(-1)[(x * 1000).long()]
             return (v.exp() * x * v.mean(1, keepdim=True),)
 
-        self.check_long(f, torch.float32, torch.float32, loops=[(2, 1), (1, 1)])
+        self.check(f, torch.float32, torch.float32, loops=[(2, 1), (1, 1)])
 
     def test_not_recomputed(self):
         """What takes longer to compute than to load, or is stored in any case."""
@@ -1477,8 +1474,8 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             v = x.float() * 2
             return v.exp() * x.float() * v.mean(1, keepdim=True), v
 
-        self.check_long(slow, torch.bfloat16, loops=[(1, 1), (1, 1)])
-        self.check_long(returned, torch.bfloat16, loops=[(1, 1), (2, 1)])
+        self.check(slow, torch.bfloat16, loops=[(1, 1), (1, 1)])
+        self.check(returned, torch.bfloat16, loops=[(1, 1), (2, 1)])
 
     @parametrize("form", ("returned", "local", "in_turn", "of_a_kernel"))
     def test_not_of_what_is_overwritten(self, form):
@@ -1531,7 +1528,7 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             v = x.exp() + y
             return scaled, v * v.mean(1, keepdim=True)
 
-        self.check_long(f, *(torch.float32,) * 2, loops=[(2, 0), (2, 2)])
+        self.check(f, *(torch.float32,) * 2, loops=[(2, 0), (2, 2)])
 
     @parametrize("temperature", (1, 2))
     @parametrize("both", (False, True))

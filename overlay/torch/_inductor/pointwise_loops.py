@@ -1,7 +1,7 @@
 """
 Which of its loops over the rows generates each node of a reduction kernel.
 
-A kernel has a loop for each row statistic that others wait for. Nodes come in an order in which
+A row that is too long to be held has a loop for each row statistic that others wait for. Nodes come in an order in which
 each follows what it reads; generated in that order, a reduction may have a loop of its own, though
 an earlier one has all that it needs. Ordered by the statistics that they wait for, there are as
 few loops as there can be.
@@ -10,7 +10,7 @@ A pointwise node is in the first loop that has what it needs, and for later loop
 is stored and loaded. In a loop that reads the same anyway, it can stay in registers: where later
 loops alone read it, it is moved to the first of those. So is the gradient of a cross entropy, which
 needs no sum of its row, beside that of another loss of the same logits, which does. Where several
-loops read it, and rows are too long to be held, it is computed in each of them.
+loops read it, it is computed in each of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def schedule_in_loops(
     schedule = generate(nodes, rows, columns)
     where = nodes[0].get_device()
     if (
-        DisableReduction not in schedule
+        # a row that is held has no loops
+        not V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
+        or DisableReduction not in schedule
         or where is None
         or where.type != "cuda"
         or config.cuda_backend != "triton"
@@ -147,8 +149,7 @@ class Loops:
         columns: sympy.Expr,
         recomputes: bool = False,
     ) -> None:
-        self.is_long = V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
-        self.recomputes = recomputes and self.is_long
+        self.recomputes = recomputes
         self.columns = columns
         self.numel = rows * columns
         self.parts: list[list[SchedulerNode]] = [[]]
@@ -172,10 +173,7 @@ class Loops:
 
     @property
     def cost(self) -> tuple[int, int]:
-        """
-        Bytes of an element that all loops load and store, and how many loops there are; of a row
-        that may be held, there may be none.
-        """
+        """Bytes of an element that all loops load and store, and how many loops there are."""
         stored = self.stored
         stores = sum(
             size
@@ -183,7 +181,7 @@ class Loops:
             if name in stored
         )
         loads = sum(sum(self.loads(i).values()) for i in range(0, len(self.parts), 2))
-        return loads + stores, sum(map(bool, self.parts[::2])) if self.is_long else 0
+        return loads + stores, sum(map(bool, self.parts[::2]))
 
     def loads(self, part: int) -> dict[str, int]:
         """Bytes of an element of what a loop loads of all elements."""
