@@ -1,7 +1,7 @@
 """Losses of two logits [M, N], a student's and a teacher's, beside cross entropies of them.
 
-Where both are trained, or one is and the loss is symmetric, a kernel of the gradient of one has
-the row sums of the distillation, and a one-hot gradient, which has none.
+A kernel of the gradients has the row sums of the distillation, and a one-hot gradient, which has
+none.
 """
 
 import torch

@@ -107,22 +107,20 @@ def ratios(seconds: Mapping[str, Sequence[float]], base: str) -> tuple[float, fl
 
 def _by_step(steps: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """One line a case: median seconds of each side, and the median of the rounds' ratios."""
-    lines: list[list[str]] = []
-    sides: list[str] = []
+    sides = [*next(iter(steps.values()), {})]
+    bases = [side for side in sides if side != "patched"]
+    lines = []
     for name, seconds in steps.items():
-        if not sides:
-            sides = [*seconds]
-        elif sides != [*seconds]:
+        if sides != [*seconds]:
             raise GraftError(f"{name}: its sides are {', '.join(seconds)}, not {', '.join(sides)}")
         line = [name, str(len(seconds["patched"]))]
         line += [f"{statistics.median(seconds[side]):.2f}" for side in sides]
-        for base in sides:
-            if base != "patched":
-                ratio, least, most = ratios(seconds, base)
-                line.append(f"{ratio:.2f} ({least:.2f} to {most:.2f})")
+        for base in bases:
+            ratio, least, most = ratios(seconds, base)
+            line.append(f"{ratio:.2f} ({least:.2f} to {most:.2f})")
         lines.append(line)
     head = ["case", "rounds", *(f"{side}, s" for side in sides)]
-    head += [f"patched / {base}" for base in sides if base != "patched"]
+    head += [f"patched / {base}" for base in bases]
     return _markdown(head, lines, "l" + "r" * (len(head) - 1))
 
 
