@@ -516,13 +516,15 @@ def test_processes_are_spread_over_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     tests = "".join(
         f"def test_{n}():\n    import time; time.sleep(0.5)\n"
-        "    assert 0, os.environ['CUDA_VISIBLE_DEVICES']\n\n"
+        "    assert 0, f'{os.getpid()} {os.environ[\"CUDA_VISIBLE_DEVICES\"]}'\n\n"
         for n in range(2)
     )
     found = mine(project, tmp_path, f"import os\n\n{tests}", workers=2)
     sides = [(row.stock, row.patched) for row in found.rows]
-    gpus = [side.message.splitlines()[0][-1] for pair in sides for side in pair if side]
+    words = [side.message.splitlines()[0].split()[-2:] for pair in sides for side in pair if side]
+    processes, gpus = zip(*words, strict=True)
     assert sorted(gpus) == ["3", "3", "5", "5"]
+    assert len(set(processes)) == 4, "few tests: each has a process of its own"
 
 
 def test_subtests_count_for_their_test(project: Project, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from graft.testing.runner import Ended, Result
 from graft.upstream.teststate import State
 
 CHUNK = (8, 50)
-"""Tests a process, at least and at most: importing torch and the file costs it ten seconds."""
+"""Tests a process, at least (where there are as many) and at most: to import torch and the file
+takes ten seconds."""
 
 COLLECT_LIMIT_S = 600.0
 _HANG_S = 60.0  # beyond limit and grace: the process did not even end itself
@@ -83,7 +84,9 @@ class Pool:
             (f, s.name): [*filter(wants, self._left(s, f, keyword))] for f in files for s in sides
         }
         slots = len(self.gpus) * self.workers
-        size = min(max(sum(map(len, left.values())) // (2 * slots), self.chunk[0]), self.chunk[1])
+        total = sum(map(len, left.values()))
+        least = min(self.chunk[0], max(-(-total // slots), 1))  # few tests may be slow ones
+        size = min(max(total // (2 * slots), least), self.chunk[1])
         jobs: list[Callable[[str], None]] = []
         for file in files:
             chunks = [
