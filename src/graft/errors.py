@@ -41,6 +41,9 @@ class UsageError(GraftError):
     code = 2
 
 
+MOST_NAMES = 20
+"""Of a longer list an error shows no more."""
+
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """What a file system says that has no room left."""
 
@@ -63,13 +66,14 @@ def refused(wrong: OSError, where: Path, elsewhere: str) -> GraftError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``'; did you mean X?'`` for a misspelt `name`, or the list of what there is."""
+    """``'; did you mean X?'`` for a misspelt `name`, or what there is, up to `MOST_NAMES`."""
     names = sorted(known)
     folded = {each.casefold(): each for each in names}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {folded[close[0]]}?"
-    return f"; there are: {', '.join(names)}" if names else "; there are none"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"; there are: {', '.join(names[:MOST_NAMES])}{more}" if names else "; there are none"
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:

@@ -149,7 +149,36 @@ def test_errors_are_one_line_and_the_next_command(
     assert error.startswith("error: ")
     assert says in error
     assert "Traceback" not in done.stderr
-    assert [line.startswith("next: ") for line in rest] in ([True], [])
+    assert [line.startswith("next: ") for line in rest] in ([True], [] if code == 1 else [True])
+
+
+@pytest.mark.parametrize(
+    ("args", "says", "next"),
+    [
+        (["explain", "--gpu"], "'--gpu' requires an argument", "graft explain --help"),
+        (["bench", "x", "--rounds"], "'--rounds' requires", "graft bench run --help"),
+        (["verify", "--each", "--series", "nope"], "has no series nope", "graft verify --help"),
+        (["explain", "nowhere.py:f"], "there is no file 'nowhere.py'", "graft explain --help"),
+        (["explain", "docs/x.md"], "of a file: FILE.py:FUNCTION", "graft explain --help"),
+        (["explain", "x", "--shape", "0,8"], "has no size 0", "graft explain --help"),
+        (["bench", "models", "--kernels", "/x.json"], "No such file", "graft bench CASES --out"),
+    ],
+)
+def test_the_next_command_is_that_of_the_command(
+    made: Tree, args: list[str], says: str, next: str
+) -> None:
+    done = graft(made, *args)
+    assert done.returncode in (1, 2)
+    *_, error, follow = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert says in error
+    assert follow.startswith(f"next: {next}")
+
+
+def test_of_a_python_file_what_it_defines_is_named(made: Tree, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os, sys\n\ndef build(device):\n    pass\n")
+    done = graft(made, "explain", f"{tmp_path}/mine.py:nothing")
+    assert done.stderr.splitlines()[0].endswith("mine.py has no 'nothing'; there are: build")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])

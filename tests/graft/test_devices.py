@@ -43,6 +43,13 @@ def test_find_suggests_the_nearest(name, near):
     assert wrong.value.nearest == near
 
 
+def test_find_suggests_none_that_is_not_near():
+    with pytest.raises(devices.UnknownGpu) as wrong:
+        devices.find("RTX5090")
+    assert "nearest" not in wrong.value.message
+    assert wrong.value.next == "graft explain --gpu H200"
+
+
 @pytest.mark.parametrize(
     ("cuda_name", "device"),
     [

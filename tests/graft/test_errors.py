@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graft.errors import said
+from graft.errors import MOST_NAMES, nearest, said
 
 IN_ANOTHER_PROCESS = """An exception occurred in a subprocess:
 
@@ -33,3 +33,11 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace.
 )
 def test_a_line_of_it(text: str, expected: str) -> None:
     assert said(RuntimeError(text)) == expected
+
+
+def test_of_many_names_some_are_shown() -> None:
+    names = [f"case_{n:03}" for n in range(MOST_NAMES + 5)]
+    assert nearest("casee_004", names) == "; did you mean case_004?"
+    found = nearest("xyzzy", names)
+    assert found.endswith(f"case_{MOST_NAMES - 1:03} and 5 more")
+    assert nearest("xyzzy", names[:2]) == "; there are: case_000, case_001"

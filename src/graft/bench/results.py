@@ -101,7 +101,7 @@ def load(path: Path) -> Result:
             f"{path}: {error.strerror or error}",
             next=f"{part}, which holds what was measured before the run was cut"
             if part.exists()
-            else None,
+            else f"graft bench CASES --out {path}",
         ) from None
     if path.suffix == ".part":
         return _load_part(path, text)
@@ -110,7 +110,7 @@ def load(path: Path) -> Result:
     except ValueError as error:
         raise GraftError(
             f"{path}: cut off or damaged ({error}); a result file is one JSON object",
-            next=f"another copy of it, or graft bench CASES --out {path} --again",
+            next="another copy of it, or graft bench CASES --out FILE",
         ) from None
     validate(data, str(path))
     return dict(data)

@@ -57,6 +57,8 @@ def find(name: str) -> Case:
         return _from_file(name)
     known = load_all()
     if name not in known:
+        if "/" in name or name.endswith(".py"):
+            raise UsageError(f"{name!r} is no case; of a file: FILE.py:FUNCTION")
         if name in models.catalogue():
             model = models.catalogue()[name]
             with _calling(name, model.library, "models"):
@@ -112,7 +114,12 @@ def _from_file(name: str) -> Case:
     module = _module(path)
     found = getattr(module, attribute, None)
     if found is None:
-        raise UsageError(f"{file} has no {attribute!r}{nearest(attribute, vars(module))}")
+        defined = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, Case) or getattr(value, "__module__", None) == module.__name__
+        ]
+        raise UsageError(f"{file} has no {attribute!r}{nearest(attribute, defined)}")
     if isinstance(found, Case):
         return found
     if not callable(found) or len(inspect.signature(found).parameters) != 1:

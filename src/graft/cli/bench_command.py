@@ -16,7 +16,7 @@ from graft.errors import GraftError, UsageError
 from graft.processes import ended_by_sigterm
 
 
-class BenchGroup(click.Group):
+class BenchGroup(options.Commands):
     """`graft bench CASES...` measures; the others are commands of it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

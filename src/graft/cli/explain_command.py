@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from graft.cli import options
-from graft.errors import UsageError
+from graft.errors import GraftError, UsageError
+from graft.lab import devices
 from graft.lab import explain as explaining
 from graft.lab import explain_screen as screen
 from graft.stack.trees import tree
@@ -69,6 +70,11 @@ def check(prefix: Path, case: str | None, dtype: str) -> int:
     """Compare what is compiled offline with the real GPU; returns 1 where they differ."""
     names = [case] if case else explaining.SHIPPED
     pythons = tree.pythons(prefix)
+    try:
+        devices.present()
+    except GraftError as wrong:
+        wrong.next = f"graft explain{f' {case}' if case else ''} --gpu H200"
+        raise
     with screen.progress(Console(stderr=True)) as progress:
         checks = explaining.check(pythons, names, dtype=dtype, progress=progress)
     screen.show_checks(checks, explaining.real_gpu() or "", screen.console())

@@ -23,8 +23,29 @@ _LOG_EVERY_S = 30.0
 _TYPED = "graft.typed"  # of a context: the words behind `graft`
 
 
+class Command(click.Command):
+    """A command that says how it is called where its words cannot be read."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as wrong:  # click leaves it out where an option has no value
+            wrong.ctx = wrong.ctx or ctx
+            raise
+
+
 class Commands(click.Group):
     """A group that suggests the nearest name for an unknown one, and knows what was typed."""
+
+    command_class = Command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as wrong:
+            name = f" {ctx.invoked_subcommand}" if ctx.invoked_subcommand else ""
+            wrong.next = wrong.next or f"{ctx.command_path}{name} --help"
+            raise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta.setdefault(_TYPED, [*args])

@@ -159,7 +159,7 @@ DEVICES: dict[str, Device] = {device.key: device for device in (A100, H100, H200
 
 
 class UnknownGpu(GraftError):
-    """No described GPU has that name; ``nearest`` is the key of the one most like it."""
+    """No described GPU has that name; ``nearest`` is the key of the one to take instead."""
 
     def __init__(self, message: str, nearest: str) -> None:
         super().__init__(message, next=f"graft explain --gpu {nearest}")
@@ -169,17 +169,17 @@ class UnknownGpu(GraftError):
 def find(name: str) -> Device:
     """The described GPU called `name` (`h200`, `H200` or CUDA's own `NVIDIA H200`).
 
-    Raises UnknownGpu, with the nearest name, when there is none.
+    Raises UnknownGpu when there is none, with the nearest name if one is near.
     """
     wanted = name.strip().lower()
     for device in DEVICES.values():
         if wanted in (device.key.lower(), device.name.lower()):
             return device
-    near = difflib.get_close_matches(name.strip().upper(), DEVICES, n=1, cutoff=0.0)[0]
+    close = difflib.get_close_matches(name.strip().upper(), DEVICES, n=1, cutoff=0.5)
     raise UnknownGpu(
-        f"no described GPU is called {name!r}; there are {', '.join(DEVICES)}; "
-        f"the nearest is {near}",
-        near,
+        f"no described GPU is called {name!r}; there are {', '.join(DEVICES)}"
+        + (f"; the nearest is {close[0]}" if close else ""),
+        *(close or ["H200"]),
     )
 
 
