@@ -1,8 +1,11 @@
 # Owner(s): ["module: inductor"]
 """Sums over rows in the kernel that writes the tensor."""
 
+import ast
 import dataclasses
+import inspect
 import re
+import textwrap
 from unittest import mock
 
 import sympy
@@ -11,6 +14,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics, mix_order_producer_sum_cost
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.device_model import DeviceModel
 from torch._inductor.issue_slots import (
@@ -34,6 +38,7 @@ from torch.testing._internal.common_utils import (
     parametrize,
 )
 from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU
+from torch.utils._ordered_set import OrderedSet
 
 
 try:
@@ -939,6 +944,18 @@ class SlotsTest(ProducerSumTestBase):
         self.assertEqual(self.of(lambda x: -x), 1)
         self.assertEqual(self.of(torch.erf), SLOTS["erf"])
         self.assertEqual(self.of(lambda x: torch.where(x > 0, x, -x)), 2 + 2 + 1)
+
+    def test_functions_have_their_slots(self):
+        """Those of libdevice: all but what one instruction does."""
+        names = "ceil copysign exp2 floor isinf isnan round rsqrt signbit trunc"
+        (overrides,) = ast.parse(textwrap.dedent(inspect.getsource(TritonOverrides))).body
+        functions = OrderedSet(
+            each.name
+            for each in overrides.body
+            if isinstance(each, ast.FunctionDef) and "libdevice." in ast.unparse(each)
+        )
+        self.assertIn("sinh", functions)
+        self.assertEqual(functions - OrderedSet(SLOTS), OrderedSet(names.split()))
 
     def test_one_price(self):
         """What functions are said to delay goes by their slots."""

@@ -18,7 +18,6 @@ from torch._decomp import decompositions
 from torch._inductor import (
     looped_reduction,
     metrics,
-    pointwise_loops,
     pointwise_rows,
     random_groups,
     slow_functions,
@@ -1314,6 +1313,13 @@ class LoopTest(PointwiseRowsTestCase):
                 self.check(f, *inputs, looped=False, **options)
 
 
+# Knobs with which rows of 5120 columns are as long as those that are never persistent.
+LOOPED = {
+    "triton.persistent_reductions": False,
+    "triton.persistent_reduction_max_numel": 5000,
+}
+
+
 @unittest.skipIf(GPU_TYPE != "cuda", "not a CUDA GPU")
 @instantiate_parametrized_tests
 class LoopsOfReadersTest(PointwiseRowsTestCase):
@@ -1332,10 +1338,10 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             "realize_opcount_threshold": 0,
             "realize_reads_threshold": 0,
             "triton.persistent_reductions": False,
+            "triton.persistent_reduction_max_numel": short,
             **options,
         }
-        with mock.patch.object(pointwise_loops, "SHORT_ROW", short):
-            actual, code = self.compile(f, *inputs, **options)
+        actual, code = self.compile(f, *inputs, **options)
         for one, other in zip(actual, expect, strict=True):
             self.assertEqual(one.double(), other.double(), atol=0, rtol=2e-6)
         found = [
@@ -1477,6 +1483,30 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
         self.check(slow, torch.bfloat16, loops=[(1, 1), (1, 1)])
         self.check(returned, torch.bfloat16, loops=[(1, 1), (2, 1)])
 
+    def test_a_row_value_that_is_overwritten(self):
+        """The kernel has it in registers when a later loop computes again what reads it."""
+
+        def f(x, y):
+            r = y @ y.mT[:, :1]
+            z = x.exp() + r
+            total = r + z.mean(1, keepdim=True)
+            square = (z - total).square().mean(1, keepdim=True)
+            return z * total * square, total
+
+        x, y = torch.rand(8, 5120, device=GPU_TYPE), torch.rand(8, 8, device=GPU_TYPE)
+        actual, code = self.compile(
+            f,
+            x,
+            y,
+            realize_opcount_threshold=0,
+            realize_reads_threshold=0,
+            **LOOPED,
+        )
+        self.assertIn("in_out_ptr", code)
+        for one, other in zip(actual, f(x.double(), y.double()), strict=True):
+            self.assertEqual(one.double(), other, atol=1e-6, rtol=1e-5)
+        self.assertEqual([each.count("tl.store(") for each in self.loops(code)], [0, 0, 1])
+
     @parametrize("form", ("returned", "local", "in_turn", "of_a_kernel"))
     def test_not_of_what_is_overwritten(self, form):
         """A result takes the buffer of a product, which another loop would have read again."""
@@ -1496,15 +1526,14 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
 
         x, y = torch.rand(8, 8, device=GPU_TYPE), torch.rand(8, 5120, device=GPU_TYPE)
         expect = f(x.double(), y.double())
-        with mock.patch.object(pointwise_loops, "SHORT_ROW", 5000):
-            actual, code = self.compile(
-                f,
-                x,
-                y,
-                realize_opcount_threshold=0,
-                realize_reads_threshold=0,
-                **{"triton.persistent_reductions": False},
-            )
+        actual, code = self.compile(
+            f,
+            x,
+            y,
+            realize_opcount_threshold=0,
+            realize_reads_threshold=0,
+            **LOOPED,
+        )
         self.assertIn("in_out_ptr", code)
         for one, other in zip(actual, expect, strict=True):
             self.assertEqual(one.double(), other, atol=1e-6, rtol=1e-5)
@@ -1548,10 +1577,7 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
 
         x, y = (self.rows(STRIDE) for _ in range(2))
         targets = torch.tensor([0, 17, -100, 17, 4096, 3], device=GPU_TYPE)
-        with (
-            self.few_rows(**{"triton.persistent_reductions": False}),
-            mock.patch.object(pointwise_loops, "SHORT_ROW", 5000),
-        ):
+        with self.few_rows(**LOOPED):
             compiled = torch.compile(loss, fullgraph=True, dynamic=False)
             actual, codes = run_and_get_code(gradients, compiled, x, y)
         expect = gradients(loss, x.double(), y.double())

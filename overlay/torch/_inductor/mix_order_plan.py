@@ -5,10 +5,10 @@ What the mix-order kernel of a fusion candidate is: one plan, made of its nodes.
 - ``V.choices.mix_order_row_split`` (``mix_order_choices``): the number of programs, and what
   each does at once. It calls ``row_split`` (``mix_order_row_split``) for the tile, the warps,
   the stages, how rows are loaded and how many programs an SM has (``programs_per_sm``). Their
-  number is ``count_programs``: one a tile, and ``programs_per_sm`` an SM at most; then, unless
-  tiles are tuned, ``fewer_programs``: a half or a quarter, where few rows make the final
-  reduction take longer (both in ``mix_order_program_count``). It can be overridden, and
-  applies where ``splits_rows``: on CUDA, without a split size of the user's.
+  number is ``count_programs``: one a tile, and ``programs_per_sm`` an SM at most; then, unless the
+  caller gives ``programs_per_sm``, ``fewer_programs``: a half or a quarter, where few rows make
+  the final reduction take longer (both in ``mix_order_program_count``). The choice can be
+  overridden, and applies where ``splits_rows``: on CUDA, without a split size of the user's.
 - ``pressure`` (``mix_order_pressure``): the registers of a thread.
 
 Legality's last word (``mix_order_spills``) and profit (``mix_order_profit``) ask for it. So

@@ -42,7 +42,7 @@ SCANS_AND_SORTS = "scan", "sort"
 
 
 def is_computed_again(features: SIMDKernelFeatures) -> bool:
-    """Whether several loops compute the same node (``pointwise_loops``)."""
+    """Whether several loops compute the same node (``loop_schedule``)."""
     nodes = features.scheduler_nodes()
     return len(OrderedSet(node.get_name() for node in nodes)) < len([*nodes])
 

@@ -142,8 +142,9 @@ def is_same_along(node: Node, dim: int) -> bool:
 
 def has_long_rows(value: torch.Tensor, dim: int) -> bool:
     """
-    Whether a pointwise kernel of ``value`` would loop over its rows, along ``dim``, or a
-    reduction of them would, which reads them twice.
+    Whether the rows of ``value``, along ``dim``, are long enough for a pointwise kernel to loop
+    over them, whose other conditions are known only of its nodes; or for a reduction of them to
+    loop, which reads them twice.
     """
     columns = value.shape[-1]
     if dim != -1 or value.device.type != "cuda" or not isinstance(columns, int):

@@ -1,16 +1,20 @@
 """
 Which of its loops over the rows generates each node of a reduction kernel.
 
-A row that is too long to be held has a loop for each row statistic that others wait for. Nodes come in an order in which
-each follows what it reads; generated in that order, a reduction may have a loop of its own, though
-an earlier one has all that it needs. Ordered by the statistics that they wait for, there are as
-few loops as there can be.
+A row that is too long to be persistent has a loop for each reduction that others wait for. Nodes
+come in an order in which each follows what it reads. Generated in that order, a reduction may have
+a loop of its own, though an earlier one has all that it needs; ordered by the reductions that they
+wait for, there are as few loops as there can be.
 
-A pointwise node is in the first loop that has what it needs, and for later loops that read it, it
-is stored and loaded. In a loop that reads the same anyway, it can stay in registers: where later
-loops alone read it, it is moved to the first of those. So is the gradient of a cross entropy, which
-needs no sum of its row, beside that of another loss of the same logits, which does. Where several
-loops read it, it is computed in each of them.
+A pointwise node is in the first loop that has what it needs; for later loops that read it, it is
+stored and loaded. A loop that reads the same buffers anyway can keep it in registers. So where
+fewer bytes are loaded and stored then, a node that only later loops read moves to the first of
+them, and one that several loops read is computed in each. The gradient of a cross entropy, which
+needs no sum of its row, moves so beside that of another loss of the same logits, which does.
+
+The schedule is made before it is known whether a row is persistent, so rows that may be
+(``persistent_reduction_max_numel``) keep the order of their nodes. So do dynamic rows, and kernels
+that write something twice or have block pointers or tensor descriptors.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ from .codegen.simd_kernel_features import DisableReduction, EnableReduction
 from .dependencies import MemoryDep
 from .device_model import DeviceModel
 from .issue_slots import count_slots
-from .looped_rows import SHORT_ROW
 from .mix_order_accesses import accessed_numel
 from .runtime.hints import DeviceProperties
 from .scheduler import SchedulerNode
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     import sympy
 
 
-# What begins a part of a schedule: an even one is a loop, an odd one is between two loops.
+# What begins a part of a schedule: the even parts are loops, what is between them has a value a row.
 MARKERS = (EnableReduction, DisableReduction)
 
 
@@ -53,25 +56,12 @@ def schedule_in_loops(
     less is loaded and stored, in one with fewer loops and with pointwise nodes in others.
     """
     schedule = generate(nodes, rows, columns)
-    where = nodes[0].get_device()
-    if (
-        # a row that is held has no loops
-        not V.graph.sizevars.statically_known_gt(columns, SHORT_ROW)
-        or DisableReduction not in schedule
-        or where is None
-        or where.type != "cuda"
-        or config.cuda_backend != "triton"
-        # whose definitions of removed buffers other results may use
-        or config.triton.use_block_ptr
-        or config.triton.use_tensor_descriptor
-        # what is written twice has an order that reads and writes do not tell
-        or any(node.has_aliasing_or_mutation() for node in nodes)
-    ):
+    if DisableReduction not in schedule or not can_change(nodes, columns):
         return schedule
-    best = unchanged = Loops(schedule, rows, columns)
-    for order in (schedule, generate(by_statistics(nodes, rows), rows, columns)):
+    best = unchanged = LoopSchedule(schedule, rows, columns)
+    for order in (schedule, generate(by_reductions(nodes, rows), rows, columns)):
         for recomputes in (True, False):
-            loops = Loops(order, rows, columns, recomputes)
+            loops = LoopSchedule(order, rows, columns, recomputes)
             for node in reversed(loops.part_of):
                 loops.place(node)
             if loops.cost < best.cost and loops.is_safe():
@@ -79,7 +69,24 @@ def schedule_in_loops(
     return schedule if best is unchanged else best.schedule()
 
 
-def is_statistic(node: SchedulerNode) -> bool:
+def can_change(nodes: Sequence[SchedulerNode], columns: sympy.Expr) -> bool:
+    """Whether ``nodes``, of rows of ``columns``, may be generated in another order."""
+    where = nodes[0].get_device()
+    most = config.triton.persistent_reduction_max_numel
+    return (
+        V.graph.sizevars.statically_known_gt(columns, most)
+        and where is not None
+        and DeviceProperties.create(where).type == "cuda"  # "hip" has no model
+        and config.cuda_backend == "triton"
+        # a block pointer is defined where a buffer is first stored, and others may use it
+        and not config.triton.use_block_ptr
+        and not config.triton.use_tensor_descriptor
+        # what is written twice has an order that reads and writes do not tell
+        and not any(node.has_aliasing_or_mutation() for node in nodes)
+    )
+
+
+def ends_a_loop(node: SchedulerNode) -> bool:
     """Whether a loop has the value of ``node`` only when it has ended."""
     return (
         node.is_reduction()
@@ -88,15 +95,15 @@ def is_statistic(node: SchedulerNode) -> bool:
     )
 
 
-def by_statistics(
+def by_reductions(
     nodes: Sequence[SchedulerNode], rows: sympy.Expr
 ) -> list[SchedulerNode]:
     """
-    ``nodes`` by the number of loops before the one that has what they need; before that loop what
-    has a value a row.
+    ``nodes`` by the number of loops before the one that has what they need. What has a value a row
+    comes before that loop.
     """
     waits: dict[str, int] = {}
-    ends = OrderedSet(node.get_name() for node in nodes if is_statistic(node))
+    ends = OrderedSet(node.get_name() for node in nodes if ends_a_loop(node))
     for node in nodes:
         waits[node.get_name()] = max(
             (waits[name] + (name in ends) for name in node.ancestors if name in waits),
@@ -132,11 +139,11 @@ class Recomputed(SchedulerNode):
         kernel.num_store -= len(names)  # that are not generated
 
 
-class Loops:
+class LoopSchedule:
     """
-    Those of a schedule.
+    The loops of a kernel, and the nodes that each generates.
 
-    parts: its nodes, by the markers between them
+    parts: the nodes of the schedule, by the markers between them
     part_of: the index of each node's part
     readers: of each node, those that read what it writes
     recomputes: whether a node may be in several loops
@@ -201,8 +208,10 @@ class Loops:
 
     def is_safe(self) -> bool:
         """
-        Whether no loop stores a result in place of what a recomputed node of a later one reads.
-        A result may take the buffer of what it reads, or of what that took the buffer of.
+        Whether no loop stores a result in place of what a recomputed node of a later one reads,
+        and no recomputed node would be stored again. A result may take the buffer of what it
+        reads, or of what that took the buffer of. Buffers with a value a row need no check: the
+        kernel keeps those values in registers between its loops.
         """
         stored = self.stored
         for i, part in enumerate(self.parts):
@@ -231,7 +240,7 @@ class Loops:
         return result
 
     def place(self, node: SchedulerNode) -> None:
-        """Move ``node`` to the first loop that reads it, or compute it in each, where it pays."""
+        """Move ``node`` to the first loop that reads it, or compute it in each, if that pays."""
         of = self.part_of[node]
         parts = sorted({self.part_of[each] for each in self.readers[node]})
         later = [part for part in parts if part != of]
@@ -251,7 +260,10 @@ class Loops:
         )
 
     def defer(self, node: SchedulerNode, to: int) -> None:
-        """Move ``node``, and what it alone needs, to the loop ``to``, the first that reads it."""
+        """
+        Move ``node``, and what it alone needs, to the loop ``to``, the first that reads it, where
+        that saves more bytes than it adds.
+        """
         of = self.part_of[node]
         group = OrderedSet([node])
         for each in reversed(self.parts[of]):
@@ -291,7 +303,7 @@ class Loops:
         rest_needs = {**self.whole(rest), **self.whole(rest, writes=True)}
         loaded = self.whole(self.parts[to])
         return sum(
-            size * (1 + (name in self.writer and self.is_local(name)))
+            self.bytes_to_load(name, size)
             for name, size in self.whole(group).items()
             if name in rest_needs and name not in loaded
         )
@@ -313,8 +325,8 @@ class Loops:
             loaded = self.whole(self.parts[part])
             written = self.whole(nodes, writes=True)
             saved += size - sum(
-                size * (1 + (name in self.writer and self.is_local(name)))
-                for name, size in self.whole(nodes).items()
+                self.bytes_to_load(name, each)
+                for name, each in self.whole(nodes).items()
                 if name not in loaded and name not in written
             )
             slots += sum(count_slots(each._body, columns).slots for each in nodes)
@@ -354,6 +366,10 @@ class Loops:
 
         add(node)
         return [*found]
+
+    def bytes_to_load(self, name: str, size: int) -> int:
+        """In one more loop, with those to store what the kernel alone has."""
+        return size * (1 + (name in self.writer and self.is_local(name)))
 
     def is_local(self, name: str) -> bool:
         """Whether the kernel alone reads a buffer, so that one loop need not store it."""
