@@ -371,7 +371,7 @@ def online_softmax_config(row: LoopedRows, device: DeviceModel) -> Optional[Loop
     if is_long and row.loops == 1 and (found := one_loop_config(row)):
         return found
     share = L2_SHARE_NARROW if row.narrow else L2_SHARE
-    cached = share * device.l2_mib * 2**20
+    cached = share * device.l2_bytes
     for each in (LoopConfig(16, 4), LoopConfig(8, 8)):
         rows = min(row.rows, device.sms * device.warps_per_sm // each.num_warps)
         if rows * row.columns * row.read_again <= cached:

@@ -218,7 +218,8 @@ def long_loop(
     candidates = [each for each in LOOPS if can_have(row, each, device)]
     if row.doubles:  # the usual ones are of columns with fewer registers
         enough = math.inf
-    if row.again and not row.narrow:  # for which the runtime has blocks of half as many columns
+    # most have ten loads and reductions, for which the runtime halves the block of its loop
+    if row.again and not row.narrow:
         enough = loop_us(row, usual or RUNTIME_LOOP, device)
         candidates = [each for each in candidates if each.num_warps == MOST_WARPS]
     times = {each: loop_us(row, each, device) for each in candidates}

@@ -97,7 +97,7 @@ def pointwise_row_loop(
         SIMDKernel.is_compatible(groups, node.get_ranges(), groups[1]) for node in nodes
     ):
         return None
-    shares = any(is_of_rows(dep, rows) for dep in deps)
+    shares = any(has_a_value_a_row(dep, rows) for dep in deps)
     looped = [adjacent_columns(dep, groups[1]) for dep in whole]
     flat = [adjacent_elements(dep, groups[1]) for dep in whole]
     narrower = any(map(operator.lt, flat, looped)) and (
@@ -127,6 +127,6 @@ def moved_bytes(whole: Sequence[MemoryDep], nodes: Sequence[SchedulerNode]) -> i
     )
 
 
-def is_of_rows(dep: MemoryDep, rows: sympy.Expr) -> bool:
+def has_a_value_a_row(dep: MemoryDep, rows: sympy.Expr) -> bool:
     """Whether ``dep`` reads a value for each row."""
     return V.graph.sizevars.statically_known_equals(accessed_numel(dep), rows)

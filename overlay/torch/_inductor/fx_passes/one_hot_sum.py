@@ -149,12 +149,12 @@ def has_long_rows(value: torch.Tensor, dim: int) -> bool:
     columns = value.shape[-1]
     if dim != -1 or value.device.type != "cuda" or not isinstance(columns, int):
         return False
-    if columns > SHORT_ROW:
+    device = DeviceModel.of(DeviceProperties.create(value.device))
+    if columns > SHORT_ROW and device.type == "cuda":  # not "hip"
         return True
     rows = value.numel() // columns
     if not isinstance(rows, int):
         rows = rows.node.hint if rows.node.has_hint() else 0
-    device = DeviceModel.of(DeviceProperties.create(value.device))
     return is_worth_a_loop(rows, columns, device)
 
 
