@@ -15,7 +15,7 @@ from hosted import wheel_checkout
 from graft import stack
 from graft.errors import GraftError, UsageError
 from graft.places import ROOT
-from graft.stack import Stack, commits, export, pins, read_series
+from graft.stack import Stack, commits, export, modules_page, pins, read_series
 from graft.stack.alone import alone
 from graft.stack.conflicts import CLEAN
 from graft.stack.git import git
@@ -168,6 +168,30 @@ def test_each_patch_has_a_page_and_a_place_in_the_list() -> None:
         assert len(lines) <= PAGE_LINES, page
     listed = re.findall(r"\(patches/([\w-]+\.md)\)", (ROOT / "docs/series.md").read_text("utf-8"))
     assert listed == pages
+
+
+def test_the_modules_page_is_the_stacks() -> None:
+    """`graft refresh` writes it; every module of the overlay is in it, with what it is."""
+    found = stack.load(pins.load())
+    text = (ROOT / modules_page.PAGE).read_text("utf-8")
+    assert text == modules_page.due(found), "stale: graft refresh"
+    for path in (ROOT / "overlay/torch/_inductor").rglob("*.py"):
+        name = path.relative_to(ROOT / "overlay/torch/_inductor").as_posix()
+        assert re.search(rf"^- `{re.escape(name)}`: .{{20,}}\.$", text, re.M), name
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("One. Two.", "One."),
+        ("A row of 0.5 KiB, as\n``x``: held.\n\nMore.", "A row of 0.5 KiB, as `x`: held."),
+        ("The tile, as here::\n\n    x + 1\n\nMore.", "The tile, as here."),
+        ("without branches. libdevice's", "without branches."),
+    ],
+)
+def test_the_first_sentence(docstring: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(f'"""\n{docstring}\n"""\n')
+    assert modules_page.sentence(tmp_path / "module.py") == expected
 
 
 # Words of this project's own, for what Inductor's developers have words for; `docs/figures` has

@@ -1507,7 +1507,40 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             self.assertEqual(one.double(), other, atol=1e-6, rtol=1e-5)
         self.assertEqual([each.count("tl.store(") for each in self.loops(code)], [0, 0, 1])
 
-    @parametrize("form", ("returned", "local", "in_turn", "of_a_kernel"))
+    @parametrize("form", ("padded", "added", "joined"))
+    def test_not_of_a_row_value_under_a_mask(self, form):
+        """Which is loaded in each loop, and overwritten between them."""
+
+        def f(x, y):
+            r = y @ y.mT[:, :1]
+            if form == "joined":
+                z = torch.cat([r.expand(8, 2560), x[:, :2560]], 1) + x.exp()
+            else:
+                z = F.pad(r.expand(8, 5000), (0, 120))
+            if form == "padded":
+                total = r + z.sum(1, keepdim=True) * 1e-3 + x.mean(1, keepdim=True)
+                return x * total + z, total
+            if form == "added":
+                z = z + x
+            total = r + z.mean(1, keepdim=True)
+            return z.exp() * total * 1e-3, total
+
+        x, y = torch.rand(8, 5120, device=GPU_TYPE), torch.rand(8, 8, device=GPU_TYPE)
+        actual, code = self.compile(
+            f,
+            x,
+            y,
+            realize_opcount_threshold=0,
+            realize_reads_threshold=0,
+            **LOOPED,
+        )
+        self.assertIn("in_out_ptr", code)
+        for one, other in zip(actual, f(x.double(), y.double()), strict=True):
+            self.assertEqual(one.double(), other, atol=1e-6, rtol=1e-5)
+
+    @parametrize(
+        "form", ("returned", "local", "in_turn", "of_a_kernel", "moved", "moved_local")
+    )
     def test_not_of_what_is_overwritten(self, form):
         """A result takes the buffer of a product, which another loop would have read again."""
 
@@ -1516,6 +1549,13 @@ class LoopsOfReadersTest(PointwiseRowsTestCase):
             if form == "of_a_kernel":
                 z = z.softmax(0)
             u = z * 2
+            if form.startswith("moved"):
+                v = u.abs() + z
+                w = v + 1.5 if form == "moved" else (v + 1.5).lgamma()
+                t = u + 1
+                s = (w * t.mean(1, keepdim=True) + t).mean(1, keepdim=True)
+                z = (u * 0.1).exp()
+                return (w, z * s) if form == "moved" else (w * s + z,)
             if form == "in_turn":
                 w = (u - z) * u.mean(1, keepdim=True)
                 return w, (u.abs() + 0.5).log() * w.mean(1, keepdim=True) + w

@@ -145,6 +145,7 @@ class LoopSchedule:
 
     parts: the nodes of the schedule, by the markers between them
     part_of: the index of each node's part
+    order: of the nodes, by name, in which each follows what it reads
     readers: of each node, those that read what it writes
     recomputes: whether a node may be in several loops
     """
@@ -166,7 +167,8 @@ class LoopSchedule:
             else:
                 self.parts[-1].append(entry)
         self.part_of = {node: i for i, part in enumerate(self.parts) for node in part}
-        self.names = OrderedSet(node.get_name() for node in self.part_of)
+        self.order = {node.get_name(): i for i, node in enumerate(self.part_of)}
+        self.names = OrderedSet(self.order)
         self.writer = {
             name: node for node in self.part_of for name in node.get_buffer_names()
         }
@@ -208,35 +210,60 @@ class LoopSchedule:
 
     def is_safe(self) -> bool:
         """
-        Whether no loop stores a result in place of what a recomputed node of a later one reads,
-        and no recomputed node would be stored again. A result may take the buffer of what it
-        reads, or of what that took the buffer of. Buffers with a value a row need no check: the
-        kernel keeps those values in registers between its loops.
+        Whether nothing is stored in place of what a recomputed node reads behind it, and no
+        recomputed node would be stored again.
         """
         stored = self.stored
-        for i, part in enumerate(self.parts):
-            again = [node for node in part if isinstance(node, Recomputed)]
-            if any(name in stored for node in again for name in node.get_buffer_names()):
+        before: list[SchedulerNode] = []
+        for node in (each for part in self.parts for each in self.in_order(part)):
+            if isinstance(node, Recomputed) and (
+                stored & node.get_buffer_names()
+                or stored & self.taken_from(self.loaded_again(node), before)
+            ):
                 return False
-            taken = OrderedSet(self.whole(again))
-            for node in (each for earlier in self.parts[:i] for each in earlier):
-                writes = self.whole([node], writes=True).keys()
-                if writes and taken & self.whole([node]).keys():
-                    if stored & writes:
-                        return False
-                    taken |= writes
+            before.append(node)
         return True
+
+    def loaded_again(self, node: SchedulerNode) -> OrderedSet[str]:
+        """
+        What a recomputed node loads. The kernel has values of rows in registers when it has
+        loaded them for all columns, not those that it loads under a mask.
+        """
+        masks = bool(node._body.subblocks)
+        return self.read_by(node) if masks else OrderedSet(self.whole([node]))
+
+    def taken_from(
+        self, names: OrderedSet[str], nodes: Iterable[SchedulerNode]
+    ) -> OrderedSet[str]:
+        """
+        The results of ``nodes``, in their order, that may be in the buffers ``names``. A result
+        may take the buffer of what it reads, if both have a value for each element, or neither
+        has, or of what that took the buffer of.
+        """
+        taken: OrderedSet[str] = OrderedSet()
+        for node in nodes:
+            found = self.read_by(node) & (names | taken)
+            reads, writes = self.whole([node]), self.whole([node], writes=True)
+            for name in node.get_buffer_names():
+                if any((name in writes) == (each in reads) for each in found):
+                    taken.add(name)
+        return taken
+
+    def read_by(self, node: SchedulerNode) -> OrderedSet[str]:
+        return OrderedSet(dep.name for dep in node.read_writes.reads)
+
+    def in_order(self, part: Iterable[SchedulerNode]) -> list[SchedulerNode]:
+        return sorted(part, key=lambda node: self.order[node.get_name()])
 
     def schedule(self) -> list[Any]:
         """With each node of a part behind what it reads there, as in the first one."""
-        order = {node.get_name(): i for i, node in enumerate(self.part_of)}
         result: list[Any] = []
         for i, part in enumerate(self.parts):
             if i % 2 and result and result[-1] is EnableReduction:
                 result.pop()  # a loop of which nothing is left
             elif i:
                 result.append(MARKERS[i % 2])
-            result += sorted(part, key=lambda node: order[node.get_name()])
+            result += self.in_order(part)
         return result
 
     def place(self, node: SchedulerNode) -> None:

@@ -1,5 +1,5 @@
 """
-Slow functions of a small tensor, computed once where it is broadcast.
+Functions of many instructions, of a small tensor: computed once where it is broadcast.
 
 What is pointwise is computed where it is read, again for each element of a tensor that
 it is broadcast to. For most functions that is cheaper than to load it. But the cosines

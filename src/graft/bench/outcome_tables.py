@@ -1,5 +1,5 @@
-"""Markdown tables of what `--json` of `graft upstream-tests`, `graft opinfo` and
-`graft.devtools.compile_time` wrote."""
+"""Markdown tables of what `--json` of `graft upstream-tests`, `graft opinfo`,
+`graft.devtools.compile_time` and `graft.devtools.buffers` wrote."""
 
 from __future__ import annotations
 
@@ -124,6 +124,21 @@ def _by_step(steps: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     return _markdown(head, lines, "l" + "r" * (len(head) - 1))
 
 
+def _by_graph(rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """One line a case: the most of its graphs' buffers, and what a graph has above stock's."""
+    lines = []
+    for name, of in rows.items():
+        stock, patched = of["stock"], of["patched"]
+        more = {graph: patched[graph]["bytes"] - stock[graph]["bytes"] for graph in stock}
+        graph = max(more, key=more.__getitem__)
+        most = [max(each["bytes"] for each in side.values()) for side in (stock, patched)]
+        lines.append(
+            [name, str(len(stock)), *(f"{n / 1e6:.1f}" for n in most), f"{more[graph] / 1e6:+.3f}"]
+        )
+    head = ["case", "graphs", "stock, MB", "patched, MB", "patched − stock, most of a graph, MB"]
+    return _markdown(head, lines, "lrrrr")
+
+
 def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]], sides: str) -> str:
     rule = ["---:" if side == "r" else "---" for side in sides]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
@@ -134,5 +149,6 @@ VIEWS: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "operators": (_by_form, "forms"),
     "reasons": (_by_reason, "failing"),
     "compile": (_by_step, "steps"),
+    "buffers": (_by_graph, "buffers"),
 }
 """Words behind ``view=`` in a page's marker: how the table is made, of which part of the file."""

@@ -18,7 +18,7 @@ Words after the file filter rows (`case=`, `group=`, `dtype=`, globs allowed), c
 - `view=agreement again=bench/results/OTHER.json`: how far apart two runs of the same thing are;
 - `view=files`, without a file: of which stack are those that the page names outside of tables;
 - those of `graft.bench.outcome_tables`, of what `graft upstream-tests`, `graft opinfo` and
-  `graft.devtools.compile_time` write.
+  `graft.devtools.compile_time` and `buffers` write.
 
 Below each stand the stack that it is of, and the date. A page of `CURRENT` shows what is of the
 stack in patches/ alone: files of another one are left out. So is one of `bench/publish.toml` that

@@ -4,7 +4,7 @@ It writes the stack back from where it was changed: the commits of the edit (`wo
 become the patch files; or a change under overlay/ or tests/inductor/ goes into the last patch that
 touches the file. The figures in a message come from their result file (`Figures`).
 Everything is computed and checked before the first byte is written. README shows figures of the
-stack as it is alone, so its tables follow.
+stack as it is alone, so its tables follow, and docs/modules.md its modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 from graft import stack as stacks
 from graft.errors import GraftError
 from graft.places import ROOT
-from graft.stack import Patch, Stack, Status, journal, pins, submitted, workbench
+from graft.stack import Patch, Stack, Status, journal, modules_page, pins, submitted, workbench
 from graft.stack import commits as repos
 from graft.stack.commits import BRANCH, HUNKS, Change, Repo
 from graft.stack.git import NULL_BLOB, blob_id
@@ -78,7 +78,10 @@ def refresh(
         else:
             done = Refreshed()
         workbench.settle_tree(prefix, root)
-        pages = figures.write_pages(root) if pin == DEFAULT_PIN else []
+        if pin != DEFAULT_PIN:
+            return done
+        pages = figures.write_pages(root)
+        pages += modules_page.write(stacks.load(pins.load(pin, root), root), root)
         return replace(done, written=(*done.written, *pages))
 
 
