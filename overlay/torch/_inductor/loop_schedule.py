@@ -13,8 +13,8 @@ them, and one that several loops read is computed in each. The gradient of a cro
 needs no sum of its row, moves so beside that of another loss of the same logits, which does.
 
 The schedule is made before it is known whether a row is persistent, so rows that may be
-(``persistent_reduction_max_numel``) keep the order of their nodes. So do dynamic rows, and kernels
-that write something twice or have block pointers or tensor descriptors.
+(``persistent_reduction_max_numel``) keep the order of their nodes. So do rows of a dynamic number
+of columns, and kernels that write something twice or have block pointers or tensor descriptors.
 """
 
 from __future__ import annotations
@@ -226,11 +226,14 @@ class LoopSchedule:
 
     def loaded_again(self, node: SchedulerNode) -> OrderedSet[str]:
         """
-        What a recomputed node loads. The kernel has values of rows in registers when it has
-        loaded them for all columns, not those that it loads under a mask.
+        What a recomputed node loads. Values of rows stay in registers between loops, but not
+        those that are loaded under a mask, nor, of a kernel of one row, at a constant index.
         """
-        masks = bool(node._body.subblocks)
-        return self.read_by(node) if masks else OrderedSet(self.whole([node]))
+        if node._body.subblocks or V.graph.sizevars.statically_known_equals(
+            self.numel, self.columns
+        ):
+            return self.read_by(node)
+        return OrderedSet(self.whole([node]))
 
     def taken_from(
         self, names: OrderedSet[str], nodes: Iterable[SchedulerNode]
