@@ -267,6 +267,14 @@ def test_a_run_does_not_go_on_in_the_file_of_another(tmp_path, changes, words):
     assert not results.Journal(path, head(**changes), again=True).done
 
 
+def test_what_is_no_result_is_not_to_be_written_over(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("# Results\n")
+    with pytest.raises(GraftError, match="cut off or damaged") as wrong:
+        results.load(path)
+    assert wrong.value.next.endswith("graft bench CASES --out FILE")
+
+
 def test_two_commands_fill_one_file(tmp_path):
     path = tmp_path / "r.json"
     for i, command in enumerate(["graft bench a", "graft bench b"]):

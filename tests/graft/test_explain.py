@@ -349,6 +349,7 @@ def test_the_check_returns_one_where_they_differ(monkeypatch, capsys):
         explain.Check("a_case", "patched", 2, 9, "-    run(1)\n+    run(2)"),
     ]
     monkeypatch.setattr(explain_command.tree, "pythons", lambda prefix: {})
+    monkeypatch.setattr(explain_command.devices, "present", lambda: None)
     monkeypatch.setattr(explain, "real_gpu", lambda: "NVIDIA H200")
     monkeypatch.setattr(explain, "check", lambda *args, **options: checks)
     assert explain_command.check("build", None, "bf16") == 1
@@ -357,6 +358,17 @@ def test_the_check_returns_one_where_they_differ(monkeypatch, capsys):
     assert "run(2)" in out
     checks.pop()
     assert explain_command.check("build", None, "bf16") == 0
+
+
+def test_a_check_without_a_gpu_names_the_case(monkeypatch):
+    def present():
+        raise GraftError("no GPU")
+
+    monkeypatch.setattr(explain_command.tree, "pythons", lambda prefix: {})
+    monkeypatch.setattr(explain_command.devices, "present", present)
+    with pytest.raises(GraftError, match="no GPU") as wrong:
+        explain_command.check("build", "rms_norm", "bf16")
+    assert wrong.value.next == "graft explain rms_norm --gpu H200"
 
 
 # --- workers -------------------------------------------------------------------------------------

@@ -108,9 +108,11 @@ def load(path: Path) -> Result:
     try:
         data = json.loads(text)
     except ValueError as error:
+        # of a file that is none of ours, nothing that writes over it
+        anew = f"{path} --again" if '"schema"' in text else "FILE"
         raise GraftError(
             f"{path}: cut off or damaged ({error}); a result file is one JSON object",
-            next="another copy of it, or graft bench CASES --out FILE",
+            next=f"another copy of it, or graft bench CASES --out {anew}",
         ) from None
     validate(data, str(path))
     return dict(data)
