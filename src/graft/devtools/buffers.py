@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import math
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from graft import cases as known
+from graft.devtools import sides
 from graft.errors import GraftError
 from graft.lab import devices, explain
 from graft.places import ROOT
 from graft.stack.trees import tree
 
+MODULE = "graft.devtools.buffers"
 BLOCK = 512
 """Bytes of which the allocator gives a multiple."""
 
@@ -131,16 +131,8 @@ def compare(
     for name in names:
         rows[name] = {}
         for side, python in pythons.items():
-            done = subprocess.run(
-                [*python, "-m", "graft.devtools.buffers", "--in-here", name, "--gpu", gpu],
-                env=explain.environment(described=True),
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                last = "\n  ".join(done.stderr.splitlines()[-8:])
-                raise GraftError(f"{name} on {side}: {last}")
-            rows[name][side] = json.loads(done.stdout.splitlines()[-1])
+            args = ["--in-here", name, "--gpu", gpu]
+            rows[name][side] = sides.answer(f"{name} on {side}", python, MODULE, args)
         stock, patched = rows[name]["stock"], rows[name]["patched"]
         if stock.keys() != patched.keys():
             raise GraftError(f"{name}: graphs {', '.join(stock)} and {', '.join(patched)}")
@@ -164,15 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(here(args.cases[0], args.gpu)))
         return 0
     try:
-        about = tree.load(args.prefix)
+        about = sides.about(args.prefix, args.gpu)
         rows = compare(args.cases, args.gpu, tree.pythons(args.prefix))
+        if args.json:
+            sides.write(args.json, **about, buffers=rows)
     except GraftError as wrong:
         print(wrong.report(), file=sys.stderr)
         return wrong.code
-    if args.json:
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        told = {"pin": about.pin, "stack": about.stack_hash, "gpu": args.gpu, "date": date}
-        args.json.write_text(json.dumps({**told, "buffers": rows}, indent=1) + "\n", "utf-8")
     return 0
 
 

@@ -14,11 +14,9 @@ Times are CPU seconds from graphs to the kernels' sources, without Dynamo, AOTAu
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +25,7 @@ from pathlib import Path
 
 from graft import cases as known
 from graft.bench import outcome_tables
+from graft.devtools import sides
 from graft.errors import GraftError
 from graft.lab import devices, explain
 from graft.places import ROOT
@@ -34,6 +33,7 @@ from graft.stack.trees import tree
 
 CASES = ("scaled_residual", "gpt2_step", "llama_step", "seed_model")
 SMALL = "rms_norm_backward"
+MODULE = "graft.devtools.compile_time"
 
 
 def capture(python: Sequence[str], case: str, gpu: str, path: Path) -> None:
@@ -44,16 +44,8 @@ def capture(python: Sequence[str], case: str, gpu: str, path: Path) -> None:
 
 def compile_s(python: Sequence[str], gpu: str, small: Path, graphs: Path) -> float:
     """CPU seconds in which `python`'s torch compiles `graphs`, after `small` ones."""
-    command = [*python, "-m", "graft.devtools.compile_time", "--in-here", str(small), str(graphs)]
-    done = subprocess.run(
-        [*command, "--gpu", gpu],
-        env=explain.environment(described=True),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise GraftError(f"{graphs.stem}: " + "\n  ".join(done.stderr.splitlines()[-8:]))
-    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+    args = ["--in-here", str(small), str(graphs), "--gpu", gpu]
+    return float(sides.answer(graphs.stem, python, MODULE, args)["seconds"])
 
 
 def compile_here(gpu: str, small: Path, graphs: Path) -> float:
@@ -125,17 +117,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         pythons = tree.pythons(args.prefix)
-        about = tree.load(args.prefix)
-        told = {"pin": about.pin, "stack": about.stack_hash, "gpu": args.gpu}
+        about = sides.about(args.prefix, args.gpu)
         if args.earlier:
-            told["earlier"] = tree.load(args.earlier).stack_hash
+            about["earlier"] = tree.load(args.earlier).stack_hash
             earlier = tree.pythons(args.earlier)["patched"]
             pythons = {"stock": pythons["stock"], "earlier": earlier, "patched": pythons["patched"]}
         found = compare(args.cases, args.gpu, args.rounds, pythons)
         if args.json:
-            date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            whole = {**told, "date": date, "steps": found}
-            args.json.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+            sides.write(args.json, **about, steps=found)
     except GraftError as wrong:
         print(wrong.report(), file=sys.stderr)
         return wrong.code

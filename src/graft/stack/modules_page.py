@@ -8,12 +8,12 @@ at top level in whose lines it is.
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from graft.places import ROOT
+from graft.stack.commits import sections
 from graft.stack.patches import Patch
 from graft.stack.series import Stack, copy_path
 
@@ -26,7 +26,6 @@ What each patch brings: its modules, under `overlay/torch/_inductor`, with the f
 each; what it changes elsewhere; its tests. Written by `graft refresh`.
 """
 _TREE = "torch/_inductor/"
-_FILE = re.compile(r"^diff --git a/(\S+) b/\S+$", re.M)
 _HUNK = re.compile(r"^@@ [^@]*@@ ?(.*)$")
 _DEFINED = re.compile(r"^[ +-]?\s*(?:async def|def|class) (\w+)")
 
@@ -58,7 +57,8 @@ def write(stack: Stack, root: Path = ROOT) -> list[str]:
 def _items(patch: Patch, ours: set[str], root: Path) -> Iterator[str]:
     tests: dict[str, list[str]] = {}
     extended, hooks = [], []
-    for change, text in zip(patch.files, _texts(patch), strict=True):
+    _, parts = sections(patch.text.decode("utf-8", "surrogateescape"))
+    for change, (_, text) in zip(patch.files, parts, strict=True):
         name = change.path.removeprefix(_TREE)
         if not change.in_tree:
             found = re.findall(r"^\+class (\w+)\(", text, re.M)
@@ -86,12 +86,6 @@ def sentence(module: Path | None) -> str:
     paragraph = " ".join(whole.partition("\n\n")[0].split()).replace("``", "`")
     found = re.match(r"(.+?)(?:\.|::|:$)(?= |$)", paragraph)
     return f"{found[1] if found else paragraph}."
-
-
-def _texts(patch: Patch) -> list[str]:
-    """The diff of each file."""
-    at = [found.start() for found in _FILE.finditer(patch.diff)] + [len(patch.diff)]
-    return [patch.diff[one:other] for one, other in itertools.pairwise(at)]
 
 
 def _places(text: str) -> Iterator[str]:
