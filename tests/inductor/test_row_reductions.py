@@ -15,7 +15,13 @@ import sympy
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import looped_reduction, persistent_reduction, rows_read_across
+from torch._inductor import (
+    looped_reduction,
+    persistent_reduction,
+    row_pairs,
+    rows_read_across,
+    wide_rows,
+)
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.dependencies import MemoryDep
@@ -124,14 +130,16 @@ UNALIGNED = (
     (softmax_backward, 16001, 8),
     (masked_softmax, 9001, 8),
     (masked_softmax, 14438, 8),
-    (masked_softmax, 13001, None),
+    (masked_softmax, 13001, 8),
+    (masked_softmax, 15001, None),
     (gated_norm, 9001, 8),
-    (gated_norm, 14001, None),
+    (gated_norm, 14001, 8),
+    (gated_norm, 14501, None),
     (gated_norm, 16380, 16),
     (rms_norm, 10964, None),
     (rms_norm, 12501, None),
-    (centered_norm, 12271, None),
-    (softmax_of_floats, 15993, None),
+    (centered_norm, 12271, 8),
+    (softmax_of_floats, 15993, 8),
 )
 WIDE = (
     (gated_norm, 8192),
@@ -292,10 +300,9 @@ class LongRowsTest(TestCase):
         self.check(rms_norm, (3, 1237), REDUCTION, dtype=torch.float64)
         # whole vectors
         self.check(rms_norm, (3, 1236), REDUCTION)
-        # sums of long rows, whose loops load again; and functions, until a thread has too many
-        self.check(added_norm, (3, 9001), REDUCTION, 2)
-        self.check(softmax_of_floats, (3, 9001), PERSISTENT)
-        self.check(softmax_of_floats, (3, 10501), REDUCTION)
+        # until a thread has too many registers
+        self.check(masked_softmax, (3, 14001), PERSISTENT, 2)
+        self.check(masked_softmax, (3, 15001), REDUCTION, 2)
 
         def mixed(x, y):
             return rms_norm(x.float() + y)
@@ -367,6 +374,48 @@ class LongRowsTest(TestCase):
             code = self.check(f, (3, 8190), PERSISTENT, 2)
             self.assertIn("'num_warps': 8", code)
 
+    @parametrize(
+        "f, columns, num_warps, sharing",
+        (
+            (masked_softmax, 12271, 8, 2),
+            (masked_softmax, 9000, 16, 0),
+            (added_norm, 9001, 8, 2),
+            (added_norm, 12288, 32, 1),
+            (gated_norm, 13332, 32, 1),
+            (affine_norm, 9216, 16, 2),
+            (affine_norm, 16384, 16, 2),
+            (scaled_norm, 16001, 8, 2),
+        ),
+    )
+    def test_programs_of_wide_rows(self, f, columns, num_warps, sharing):
+        """Warps, and programs that share an SM's registers, which rows of float64 do not."""
+        code = self.check(f, (3, columns), PERSISTENT, f.__code__.co_argcount)
+        self.assertIn(f"'num_warps': {num_warps}", code)
+        self.assertEqual(f"'sharing_programs': {sharing}" in code, sharing > 0)
+        args = [torch.randn(3, columns, device=GPU_TYPE).double()] * f.__code__.co_argcount
+        actual, code = self.compile(f, args)
+        self.assertNotIn("'sharing_programs'", code)
+        self.assertEqual(actual, f(*args))
+
+    @parametrize("columns, late", ((9216, False), (12288, True), (12289, None)))
+    def test_wide_rows_of_a_norm_that_stores_a_sum(self, columns, late):
+        """Loads what rows share late where nearly all of a block's columns are of the row."""
+
+        def added(x, y, weight):
+            total = x + y
+            return torch.nn.functional.layer_norm(total, x.shape[-1:], weight[0]), total
+
+        args = [torch.randn(3, columns, device=GPU_TYPE) for _ in range(3)]
+        actual, code = self.compile(added, args)
+        self.assertEqual(actual, added(*args), atol=1e-5, rtol=1e-5)
+        self.assertIn(PERSISTENT if late is not None else f"{REDUCTION}(", code)
+        if late is not None:
+            self.assertIn("'num_warps': 16", code)
+            lines = code.splitlines()
+            weight = [i for i, x in enumerate(lines) if re.search(r"in_ptr\d \+ \(r0_\d\)", x)]
+            sums = [i for i, x in enumerate(lines) if "tl.sum(" in x]
+            self.assertEqual(min(weight) > max(sums), late)
+
     def test_wide_rows_of_arithmetic(self):
         """A loop over them has more programs on an SM."""
         for f, columns in ((scaled_norm, 8192), (centered_norm, 16384), (added_norm, 16382)):
@@ -389,7 +438,8 @@ class LongRowsTest(TestCase):
 
     def test_padding(self):
         for f, columns in ((rms_norm, 2500), (softmax_of_floats, 9000), (gated_norm, 9000)):
-            self.check(f, (3, columns), REDUCTION, f.__code__.co_argcount)
+            dtype = torch.float32 if f is rms_norm else torch.bfloat16
+            self.check(f, (3, columns), REDUCTION, f.__code__.co_argcount, dtype)
 
     def test_padding_with_few_programs(self):
         """A mask beside what is loaded again: an SM has two programs of such a row."""
@@ -468,8 +518,8 @@ class UnalignedRowsTestCase(TestCase):
     def compile(self, f, args, **options):
         torch._dynamo.reset()
         options = {"force_disable_caches": True, **options}
-        few = mock.patch.object(persistent_reduction, "RUNTIME_ROWS", 5)
-        with inductor_config.patch({**LONG, **options}), few:
+        few = [mock.patch.object(m, "RUNTIME_ROWS", 5) for m in (persistent_reduction, row_pairs)]
+        with inductor_config.patch({**LONG, **options}), few[0], few[1]:
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         return actual, "\n".join(code)
 
@@ -582,11 +632,10 @@ class LateLoadsTest(UnalignedRowsTestCase):
 
     @parametrize("f", (weighted_norm, affine_norm, gated_weighted_norm))
     def test_long_rows_of_words(self, f):
-        # of gated rows sixteen warps have two tensors
-        warps = 16 if f is gated_weighted_norm else 8
-        words = {"masked": False, "dtype": torch.float32}
-        code = self.check(f, 9001, late=True, **words)
-        self.assertIn(f"'num_warps': {warps}", code)
+        # two tensors of gated rows leave no registers for the weight
+        late = f is not gated_weighted_norm
+        code = self.check(f, 9001, late=late, masked=False, dtype=torch.float32)
+        self.assertIn("'num_warps': 8", code)
         late = f is affine_norm
         self.check(f, 5003, late=late, masked=not late, dtype=torch.float32)
 
@@ -1338,7 +1387,7 @@ class PersistentPolicyTest(TestCase):
             row = {"unaligned_bytes": 2, "sums": True, **row}
             norm = dataclasses.replace(norm, **row)
             with V.set_graph_handler(mock.Mock(sizevars=SizeVarAllocator())):
-                return norm.pair(sympy.Integer(rows))
+                return row_pairs.pair_of(norm, sympy.Integer(rows))
 
         def late(num_warps):
             return RowProgram(2, num_warps, True)
@@ -1475,6 +1524,59 @@ class PersistentPolicyTest(TestCase):
         two = {"late": True, "loads": 2, "column": 2, "tiles": 2}
         self.assertEqual([warps(n, **two) for n in (9001, 16383)], [16, 16])
         self.assertIsNone(warps(16383, **{**two, "loads": 3, "column": 3}))
+
+    def test_programs_of_wide_rows(self):
+        def program(rnumel, vector=1, softmax=False, sums=True, last=False, size=4, **again):
+            """Of unaligned rows, or of whole vectors."""
+            again = Again(**{"column": 2, "tiles": 1, "loads": 2, **again})
+            kind = {"vectors": True} if vector == 4 else {"unaligned_bytes": size}
+            vector = min(vector, 16 // size)
+            row = Loops(rnumel, 3, 2, softmax, again=again, vector=vector, **kind)
+            row = dataclasses.replace(row, sums=sums, stores_last=last, shared=1)
+            return wide_rows.wide_program(row)
+
+        two = RowProgram(1, 8, unmasked=True, sharing_programs=2)
+        one = RowProgram(1, 32, unmasked=True, sharing_programs=1)
+        # 128 registers: two for each of 56 columns
+        self.assertEqual([program(n) for n in (8191, 8193, 14335)], [None, two, two])
+        self.assertEqual(program(14337), one)
+        self.assertIsNone(program(14337, last=True))
+        # of half types where loops do more than arithmetic again
+        self.assertIsNone(program(9001, size=2))
+        self.assertEqual(program(9001, size=2, functions=True), two)
+        self.assertEqual(program(9001, size=2, sums=False), two)
+        self.assertIsNone(program(9001, size=2, functions=True, loads=0))
+        mean = {"size": 2, "welford": True, "column": 3}
+        late = two._replace(loads_late=True)
+        self.assertEqual(program(14335, last=True, **mean), late)
+        self.assertIsNone(program(14335, **mean))
+        softmax = {"softmax": True, "sums": False, "column": 1, "last": True}
+        self.assertEqual([program(n, **softmax) for n in (14335, 14337)], [two, None])
+        self.assertEqual(program(16383, loads=1, **softmax), two)
+        self.assertEqual(program(16382, vector=2, **softmax), two)
+        self.assertIsNone(program(9002, vector=2, **{**softmax, "loads": 1}))
+        self.assertIsNone(program(8193, welford=True))
+        # a weight that is loaded after the sum
+        self.assertEqual(program(16383, loads=1, last=True), late)
+        self.assertIsNone(program(16383, loads=1, tiles=2, last=True))
+        # whole vectors
+        aligned = {"vector": 4, "last": True}
+        self.assertEqual([program(n, **aligned) for n in (8192, 8196, 16384)], [None, one, one])
+        self.assertEqual(program(16384, column=3, **aligned), one)
+        self.assertIsNone(program(16384, column=4, **aligned))
+        self.assertIsNone(program(16384, loads=1, **aligned))
+        self.assertIsNone(program(16384, vector=4, **softmax))
+        self.assertIsNone(program(16384, vector=4, size=8, last=True))
+        means = {"vector": 4, "welford": True, "column": 3}
+        sixteen = RowProgram(1, 16)
+        found = [program(n, **means) for n in (8188, 8192, 9216, 12284, 12288)]
+        sixteen_late = sixteen._replace(loads_late=True)
+        self.assertEqual(found, [None, sixteen_late, sixteen, sixteen, sixteen_late])
+        shared = RowProgram(1, 16, True, True, 2)
+        lengths = 8192, 9212, 9216, 16384
+        found = [program(n, loads=1, last=True, **means) for n in lengths]
+        self.assertEqual(found, [None, None, shared, shared])
+        self.assertIsNone(program(16384, loads=1, **means))
 
     def test_crowded_threads(self):
         """Of eight warps, of a norm that stores a sum and would take more registers than are."""

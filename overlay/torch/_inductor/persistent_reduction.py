@@ -16,10 +16,10 @@ Of rows of words or half types that begin within a vector, a thread loads one co
 time, or a few. To load such a row again is as many instructions again. What every thread would
 have beyond the row is left out, so that it has its share of the row's columns.
 
-A program has one row, some that are read across, or two unaligned ones that share a weight: it
-is loaded once for both, and threads have as many columns in flight with half of the warps to wait
-for. What such rows share is loaded where it is used, mostly after the reductions. Loaded a column
-at a time beside the rows, it would have a register for each column until then.
+A program has one row, some that are read across, or two unaligned ones (``row_pairs``). What
+unaligned rows share is loaded where it is used, mostly after the reductions. Loaded a column at a
+time beside the rows, it would have a register for each column until then. Rows of 8192 columns or
+more have programs of their own (``wide_rows``).
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ from .row_accesses import (
     unaligned_bytes,
     vector_columns,
 )
+from .row_pairs import pair_of, RUNTIME_ROWS, TUNED_COLUMNS
 from .row_program import RowProgram, UPSTREAM_COLUMNS
 from .rows_read_across import rows_together
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, OTHER_REGISTERS, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
 from .virtualized import V
+from .wide_rows import WIDE_COLUMNS, WIDE_OTHER_REGISTERS, wide_program, WIDE_VECTOR
 
 
 if TYPE_CHECKING:
@@ -72,9 +74,9 @@ UNALIGNED_COLUMNS_PER_THREAD = 64
 # Of words, unless the row is by itself on its SM: of a softmax or a LayerNorm with 42 ptxas
 # takes 166 registers.
 UNALIGNED_WORDS_PER_THREAD = 41
-# The runtime (``_persistent_reduction_configs``) tunes rows of fewer columns than the first, has
-# tiles for fewer rows than the second, and of others a warp for as many columns as the third.
-TUNED_COLUMNS, RUNTIME_ROWS, UNTUNED_COLUMNS = 256, 1024, 1024
+# Columns for which the runtime (``_persistent_reduction_configs``) has a warp, of rows that it
+# neither tunes nor has tiles for.
+UNTUNED_COLUMNS = 1024
 # Warps of an unaligned row, at least. One warp holds that of a LayerNorm with weight and bias,
 # which three streams are: two have registers for all of their columns, and an SM fewer rows.
 UNALIGNED_WARPS, ONE_WARP_STREAMS = 2, 3
@@ -85,17 +87,9 @@ COMPUTED_TILES = 2
 # Columns beyond the row, at most, for a column in it: a persistent kernel computes
 # them, a looped one only those of its last block.
 MAX_PADDING = 1 / 3
-# Columns beyond which a program has ``WIDE_WARPS``, the most of a row whose loops compute
-# nothing but arithmetic again. With twice as many columns an SM has one program or two, which
-# wait for memory in turn, and loops have four. With these warps for shorter rows, more wait for
-# one another at each reduction.
-WIDE_COLUMNS = 8192
-# Such programs of an SM, whose threads hold what is live while all warps wait for a reduction,
-# beside registers for addresses, masks and temporaries: or as many columns in half the warps.
-WIDE_PROGRAMS, WIDE_OTHER_REGISTERS = 2, 16
-# Adjacent columns that a thread loads at once, at least, of rows that ``WIDE_WARPS`` hold: one
-# at a time, each has registers for its address.
-WIDE_VECTOR = 4
+# Programs of ``WIDE_WARPS`` on an SM, whose threads hold what is live while all warps wait for a
+# reduction: or as many columns in half the warps.
+WIDE_PROGRAMS = 2
 # Loads again that pay for padding with nothing computed again: with one there is nothing to
 # gain, and with three the masked lanes take longer than loading again.
 PADDED_LOADS = 2
@@ -109,18 +103,6 @@ SHORT_COLUMNS = 4096
 WELFORD_COLUMNS = 4096
 # Bytes that are loaded for one that is stored, where a loop that loads a row again is as short.
 NARROW = 4
-# Columns of two unaligned rows of a program that share an operand: at least, as the runtime's
-# one warp loads fewer in a few rounds; up to which it has two warps, not four; and at most.
-LEAST_PAIRED, PAIRED_BY_TWO_WARPS, MOST_PAIRED = 640, 832, 2048
-# Columns of two such rows at most, of all tensors but those that rows share.
-PAIRED_ELEMENTS = 6144
-# The same two where no reduction needs the operand.
-MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE = 4096, 10240
-# Columns of both rows that a warp has then, at most.
-ELEMENTS_PER_WARP = 1664
-# Columns of a short unaligned row, at least, whose function of each element makes the runtime's
-# four rows of a warp wait longer than two.
-LEAST_PAIRED_SHORT = 192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,9 +176,18 @@ class Loops:
         return is_long and self.stores_last
 
     @property
+    def is_words(self) -> bool:
+        """Whether all rows that are loaded are of full precision, in whole vectors or unaligned."""
+        return self.vectors or self.unaligned_bytes > HALF_BYTES
+
+    @property
     def padded(self) -> int:
         """Columns of a persistent kernel's block."""
         return next_power_of_2(self.rnumel)
+
+    @property
+    def is_little_padded(self) -> bool:
+        return self.padded <= self.rnumel * (1 + MAX_PADDING)
 
     @property
     def least_warps(self) -> int:
@@ -235,7 +226,8 @@ class Loops:
         ):
             return True
         if self.padded > WIDE_COLUMNS:
-            return False
+            does_more = self.again.loads > 0 or self.sums
+            return self.is_words and does_more and self.is_held_by_what_is_live
         return (
             self.computes_again
             or self.again.welford
@@ -347,33 +339,9 @@ class Loops:
     def loads_words_late(self) -> bool:
         return self.loads_late and self.may_load_words_late
 
-    def pair(self, rows: sympy.Expr) -> Optional[RowProgram]:
-        """Two unaligned rows of so many; None where one, or the runtime's, are as good."""
-        if not self.is_half_unaligned or not V.graph.sizevars.statically_known_geq(
-            rows, RUNTIME_ROWS
-        ):
-            return None
-        if LEAST_PAIRED_SHORT <= self.rnumel < TUNED_COLUMNS:
-            return RowProgram(2, 1) if self.functions else None
-        if self.vector > 1 or not (self.shared and self.sums):
-            return None
-        most, most_elements = MOST_PAIRED, PAIRED_ELEMENTS
-        if self.loads_late:
-            most, most_elements = MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE
-        elements = 2 * (self.streams - self.shared) * self.rnumel
-        if not LEAST_PAIRED <= self.rnumel <= most or elements > most_elements:
-            return None
-        if self.loads_late:
-            warps = next_power_of_2(ceildiv(elements, ELEMENTS_PER_WARP))
-            return RowProgram(2, warps, loads_late=True)
-        by_two_warps = self.rnumel <= PAIRED_BY_TWO_WARPS
-        if self.functions and (by_two_warps or self.rnumel > UPSTREAM_COLUMNS):
-            return None
-        return RowProgram(2, 2 if by_two_warps else 4)
-
     def program(self, rows: sympy.Expr) -> RowProgram:
         """Of so many rows, which are held."""
-        if program := self.together or self.pair(rows):
+        if program := self.together or pair_of(self, rows) or wide_program(self):
             return program
         warps = fewest_warps_that_hold(self)
         assert warps is not None
@@ -388,9 +356,8 @@ class Loops:
         RMSNorm whose rows are masked, and 80 where not; 129 to 180 of LayerNorm, which is told
         its share.
         """
-        is_words = self.vectors or self.unaligned_bytes > HALF_BYTES
         stores_sum = self.sums and not self.stores_last and self.padded <= WIDE_COLUMNS
-        if not (stores_sum and is_words) or num_warps != NUM_WARPS[-1]:
+        if not (stores_sum and self.is_words) or num_warps != NUM_WARPS[-1]:
             return False
         columns = ceildiv(self.rnumel, num_warps * THREADS_PER_WARP)
         a_column = self.registers_of_column(self.again.column)
@@ -458,7 +425,7 @@ def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     if not is_tuned and reads_across_rows(features) and (program := rows_together(features)):
         return program
     row = loops(features) if 0 < unaligned_bytes(features) <= HALF_BYTES else None
-    return row.pair(features.numel) if row else None
+    return pair_of(row, features.numel) if row else None
 
 
 def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
@@ -479,10 +446,11 @@ def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:
     is_light = row.plain if is_long and row.streams > 1 else row.narrows
     if is_light and padded == row.rnumel:
         return "a block of its loop is a row, which is cached when it is read again"
+    if wide_program(row):
+        return None
     if is_long and row.loads_vectors_again:
         return "whole vectors of one tensor are cached when they are read again"
-    is_little_padded = padded <= row.rnumel * (1 + MAX_PADDING)
-    if is_long and not is_little_padded and not row.pays_for_padding:
+    if is_long and not row.is_little_padded and not row.pays_for_padding:
         return f"{row.rnumel} columns are padded to {padded}"
     if fewest_warps_that_hold(row) is None:
         return f"{row.streams + COMPUTED_TILES} tiles take too many registers"
