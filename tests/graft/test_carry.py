@@ -170,8 +170,31 @@ def test_points_with_the_same_code_are_kept(
         f"Stack {NOW[:12]}, or an earlier one that generates the same code; "
         "measured 2026-11-24, 2026-11-29"
     )
-    publish.begin(norms, whole, whole["rows"][::2], OTHER, root)
+    publish.begin(begun, whole, whole["rows"][::2], OTHER)
     assert [row["measured"]["stack"] for row in results.load(begun)["rows"]] == [BEFORE, NOW]
+
+
+def test_points_of_no_part_with_the_same_code_are_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch, compared: Counter[str]
+) -> None:
+    """The command that measured them goes on with them."""
+    path = root / "bench/results/sums_fp32.json"
+    measured(path, "graft bench sum --dtype fp32")
+    data = json.loads(path.read_text())
+    data["rows"] = [{**data["rows"][0], "shape": [8, columns]} for columns in (8, 16)]
+    path.write_text(json.dumps(data))
+    monkeypatch.setattr(carrying, "listed", lambda group: ["points/sums_fp32/rms_norm"] * 2)
+    case = data["rows"][0]["case"]
+    other = same_code.Difference(f"points/sums_fp32/{case}/8x16/bf16", "H200", "different", (), ())
+    found = SimpleNamespace(
+        counts={("points", "H200"): Counter(same=1, different=1)}, differences=[other]
+    )
+    monkeypatch.setattr(same_code, "compare", lambda *_, **__: found)
+    with pytest.raises(GraftError, match="other code: sums_fp32") as caught:
+        carrying.carry("HEAD~1", root, ["sums_fp32"], say=lambda line: None, root=root)
+    begun = publish.folder(root) / "sums_fp32.json"
+    assert caught.value.next == f"graft bench sum --dtype fp32 --out {begun}"
+    assert [row["shape"] for row in results.load(begun)["rows"]] == [[8, 8]]
 
 
 def test_what_measures_them_anew(

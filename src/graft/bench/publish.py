@@ -83,21 +83,17 @@ def state(part: Part, stack_hash: str, root: Path = ROOT) -> State:
 
 
 def begin(
-    part: Part,
-    measured: results.Result,
-    rows: Sequence[results.Row],
-    stack_hash: str,
-    root: Path = ROOT,
+    work: Path, measured: results.Result, rows: Sequence[results.Row], stack_hash: str
 ) -> None:
-    """Begin a run of `part` with `rows` of the result `measured`, whose code is that of the stack.
+    """Begin the run `work` with `rows` of the result `measured`, whose code is that of the stack.
 
     Each says of which stack and day it is. What was under way of another run is forgotten.
     """
     of = {"stack": measured["stack_hash"], "date": measured["date"]}
     kept = [{**row, "measured": row.get("measured", of)} for row in rows]
-    _forget(_work(part, root))
-    begun = {**measured, "stack_hash": stack_hash, "complete": False, "rows": kept}
-    results.save(begun, _work(part, root))
+    _forget(work)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    results.save({**measured, "stack_hash": stack_hash, "complete": False, "rows": kept}, work)
 
 
 def choose(names: Sequence[str], published: parts.Published) -> list[Part]:

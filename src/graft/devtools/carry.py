@@ -6,8 +6,9 @@ form codegen hands its decisions to the heuristics does not count: the configura
 compile options that these choose do. Models, and cases, of a library that is not here are not
 compared.
 
-Of a part of `bench/publish.toml` some of whose points have other code, those that have the same
-become a run that was cut: `graft bench publish` goes on with it, and measures the others.
+Of a result some of whose points have other code, those that have the same become a run that was
+cut: `graft bench publish`, or the command of what is no part of `bench/publish.toml`, goes on with
+it, and measures the others.
 """
 
 from __future__ import annotations
@@ -90,14 +91,16 @@ def carry(
             carried.keep(path, data["stack_hash"], now.hash, today, root)
             say(f"{name}: {counts['same']} codes, the same")
         else:
-            other[part.name if part else name] = part, data
+            begun = None
             said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
             items = {each.item for each in found.differences}
             say(f"{name}: {said}: {', '.join(each.partition('/')[2] for each in items)}")
             same = [row for row in data["rows"] if _item(name, row, of_models) not in items]
-            if part and same and len(items) == counts.total() - counts["same"]:
-                publish.begin(part, data, same, now.hash, root)
+            if same and len(same) == points - len(items) == counts["same"]:
+                begun = publish.folder(root) / path.name
+                publish.begin(begun, data, same, now.hash)
                 say(f"{name}: {len(same)} of {points} points need not be measured anew")
+            other[part.name if part else name] = part, data, begun
     publish.write_tables(root, say)
     if other:
         raise GraftError(f"other code: {' '.join(other)}", _again(other.values(), built.prefix))
@@ -128,15 +131,18 @@ def _chosen(
     return {name: path for name, path in files.items() if not names or name in chosen}
 
 
-def _again(other: Iterable[tuple[parts.Part | None, results.Result]], prefix: Path) -> str:
+def _again(
+    other: Iterable[tuple[parts.Part | None, results.Result, Path | None]], prefix: Path
+) -> str:
     """What measures results anew: the parts at once, the others by the commands they are of."""
     published, commands = [], []
-    for part, data in other:
+    for part, data, begun in other:
         if part:
             published.append(part)
         else:
-            there = "" if data["pin"] == DEFAULT_PIN else f" --prefix {prefix}"
-            commands += [f"{command}{there}" for command in data["commands"]]
+            rest = "" if data["pin"] == DEFAULT_PIN else f" --prefix {prefix}"
+            rest += f" --out {begun}" if begun else ""
+            commands += [f"{command}{rest}" for command in data["commands"]]
     return "; ".join([publish.command(published), *commands] if published else commands)
 
 
