@@ -649,11 +649,13 @@ class LateLoadsTest(UnalignedRowsTestCase):
         def norms(x, y):
             return weighted_norm(x[1:], x), weighted_norm(y[1:], y)
 
-        args = [torch.randn(8, n, device=GPU_TYPE).bfloat16() for n in (3001, 2901)]
-        actual, code = self.compile(norms, args, combo_kernels=True)
-        self.assertIn("ComboKernelGrid", code)
-        self.assertIn("r0_mask & xmask", code)
-        self.assertEqual(actual, norms(*args))
+        for columns, sizes in (((3001, 2901), 1), ((3001, 3001), 0)):
+            args = [torch.randn(8, n, device=GPU_TYPE).bfloat16() for n in columns]
+            options = {"combo_kernels": True, "combo_kernel_allow_mixed_sizes": sizes}
+            actual, code = self.compile(norms, args, **options)
+            self.assertIn("ComboKernelGrid", code)
+            self.assertIn("r0_mask & xmask", code)
+            self.assertEqual(actual, norms(*args))
 
     def test_hints_that_many_configurations_are_for(self):
         """Of which autotuning chooses, but for rows that all programs have."""
@@ -1530,7 +1532,6 @@ class PersistentPolicyTest(TestCase):
             """Of unaligned rows, or of whole vectors."""
             again = Again(**{"column": 2, "tiles": 1, "loads": 2, **again})
             kind = {"vectors": True} if vector == 4 else {"unaligned_bytes": size}
-            vector = min(vector, 16 // size)
             row = Loops(rnumel, 3, 2, softmax, again=again, vector=vector, **kind)
             row = dataclasses.replace(row, sums=sums, stores_last=last, shared=1)
             return wide_rows.wide_program(row)
@@ -1546,6 +1547,9 @@ class PersistentPolicyTest(TestCase):
         self.assertEqual(program(9001, size=2, functions=True), two)
         self.assertEqual(program(9001, size=2, sums=False), two)
         self.assertIsNone(program(9001, size=2, functions=True, loads=0))
+        # of words where loops load or compute something again; not of a scan, which counts nothing
+        self.assertIsNone(program(9001, loads=0))
+        self.assertIsNone(program(9001, column=0))
         mean = {"size": 2, "welford": True, "column": 3}
         late = two._replace(loads_late=True)
         self.assertEqual(program(14335, last=True, **mean), late)
@@ -1566,7 +1570,9 @@ class PersistentPolicyTest(TestCase):
         self.assertIsNone(program(16384, column=4, **aligned))
         self.assertIsNone(program(16384, loads=1, **aligned))
         self.assertIsNone(program(16384, vector=4, **softmax))
-        self.assertIsNone(program(16384, vector=4, size=8, last=True))
+        # a thread has whole vectors of columns: 12 of 9, or 16 of 13
+        wide = {**aligned, "column": 3.5}
+        self.assertEqual([program(n, **wide) for n in (9216, 12288, 12292)], [one, one, None])
         means = {"vector": 4, "welford": True, "column": 3}
         sixteen = RowProgram(1, 16)
         found = [program(n, **means) for n in (8188, 8192, 9216, 12284, 12288)]

@@ -38,6 +38,7 @@ from .row_accesses import (
     has_function,
     has_online_softmax,
     has_reduction,
+    has_rows_of_doubles,
     has_whole_vectors,
     is_reduced,
     largest_divisor,
@@ -127,6 +128,7 @@ class Loops:
         that have branches, around which what is live is held
     narrows: whether loops compute nothing but arithmetic, and store a quarter of a row's bytes
     vectors: whether all rows that are loaded are of full precision and in whole vectors
+    doubles: whether one is of more than four bytes
     stores_last: whether no loop but the last one stores
     registers_per_sm: of the device
     """
@@ -149,6 +151,7 @@ class Loops:
     branches: bool = False
     narrows: bool = False
     vectors: bool = False
+    doubles: bool = False
     stores_last: bool = False
     registers_per_sm: int = DeviceModel.registers_per_sm
 
@@ -411,6 +414,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         branches=has_function(features, *BRANCHING_FUNCTIONS),
         narrows=arithmetic and NARROW * bytes_of_row(stored) <= bytes_of_row(loaded),
         vectors=vectors,
+        doubles=has_rows_of_doubles(features),
         stores_last=stores_last,
         across=across,
         turned=across and stored.count_per_thread > stored.count_per_thread_broadcast,

@@ -66,7 +66,7 @@ def has_online_softmax(features: SIMDKernelFeatures) -> bool:
 
 def doubles(features: SIMDKernelFeatures) -> int:
     """Reductions in float64, of rows that are narrower."""
-    if any(dtype.itemsize > WORD_BYTES for _, dtype in loaded_rows(features)):
+    if has_rows_of_doubles(features):
         return 0
     dtypes = [node.node.get_dtype() for node in features.reduction_nodes()]  # type: ignore[union-attr]
     return sum(
@@ -176,6 +176,11 @@ def loaded_rows(features: SIMDKernelFeatures) -> list[tuple[MemoryDep, torch.dty
         for dep in loaded(features)
         if is_of_rows(features, dep)
     ]
+
+
+def has_rows_of_doubles(features: SIMDKernelFeatures) -> bool:
+    """Whether rows that are loaded are wider than ``WORD_BYTES``."""
+    return any(dtype.itemsize > WORD_BYTES for _, dtype in loaded_rows(features))
 
 
 def unaligned_bytes(features: SIMDKernelFeatures) -> int:

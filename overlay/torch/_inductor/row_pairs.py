@@ -1,5 +1,5 @@
 """
-Two unaligned rows of half types or bytes a program, which share a weight or compute functions.
+Programs of two unaligned rows of fp16, bf16 or bytes, which share a weight or compute functions.
 
 The weight is loaded once for both, and threads have as many columns in flight with half of the
 warps to wait for.

@@ -59,7 +59,8 @@ def whole_rows(kernel: TritonKernel) -> Optional[int]:
     """
     program = kernel.row_program()
     autotuned = (
-        config.max_autotune
+        kernel.is_combo_kernel  # whose programs have the runtime's rows
+        or config.max_autotune
         or config.max_autotune_pointwise
         or config.coordinate_descent_tuning
     )

@@ -8,8 +8,10 @@ for two.
 
 - Eight warps hold an unaligned row, where each column is an instruction, or few are one. Of half
   types a loop is as good where it computes nothing but sums again.
-- 32 warps hold a row of whole vectors for a norm that loads several tensors again; or 16, where
-  the row has a mean, which a second one corrects: all warps wait for that as well.
+- 32 warps hold a row for a norm that loads several tensors again: in whole vectors, or where it
+  stores a sum of them that eight do not hold.
+- 16 hold whole vectors that have a mean, which a second one corrects: all warps wait for that as
+  well. Those that store a sum take fewer registers than there are, and are not told.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
 # Columns beyond which a program has ``WIDE_WARPS``, the most of a row whose loops compute
 # nothing but arithmetic again. With twice as many columns an SM has one program or two, which
 # wait for memory in turn, and loops have four. With these warps for shorter rows, more wait for
-# one another at each reduction.
+# one another at each reduction; but not of a norm with a mean that stores a sum.
 WIDE_COLUMNS = 8192
 # Columns of whole vectors with a mean, at least, of which no sum is stored: a loop over 8448 was
 # up to 5 % faster on an H200, and holding 9216 was.
 LEAST_WITH_MEAN = 9216
 # Adjacent columns that a thread loads at once, at least, of rows that ``WIDE_WARPS`` hold: one
-# at a time, each has registers for its address. Of float64 it loads two, of two registers each.
+# at a time, each has registers for its address.
 WIDE_VECTOR = 4
 # Registers of a thread beside what is live while all warps wait for a reduction: for addresses,
 # masks and temporaries.
@@ -45,8 +47,11 @@ ALONE, SHARING = 32, 8
 
 
 def wide_program(row: Loops) -> Optional[RowProgram]:
-    """What holds ``row``; None where a loop or the programs of shorter rows are as good."""
-    if row.rnumel < WIDE_COLUMNS:
+    """
+    What holds ``row``; None where a loop or the programs of shorter rows are as good, or its
+    registers are not known: of float64, of scans and sorts, or around branches.
+    """
+    if row.rnumel < WIDE_COLUMNS or row.doubles or row.branches or not row.again.column:
         return None
     if row.vectors:
         return program_of_vectors(row)
@@ -56,9 +61,11 @@ def wide_program(row: Loops) -> Optional[RowProgram]:
 def holds(row: Loops, num_warps: int, programs: int, live: float) -> bool:
     """
     Whether threads of so many ``programs`` on an SM have registers for their columns of ``row``, of
-    each ``live`` ones or its loads, which have addresses until they are stored or reduced.
+    each ``live`` ones or those of its loads: one for each tensor, while what was loaded is stored
+    early, or else one for the address of each vector.
     """
-    columns = ceildiv(row.rnumel, num_warps * THREADS_PER_WARP)
+    vector = row.vector if row.vectors else 1
+    columns = vector * ceildiv(row.rnumel, vector * num_warps * THREADS_PER_WARP)
     loads = row.again.loads / (row.vector if row.stores_last else 1)
     takes = max(live, loads) * columns + WIDE_OTHER_REGISTERS
     return takes <= row.registers(num_warps, programs)
@@ -66,17 +73,19 @@ def holds(row: Loops, num_warps: int, programs: int, live: float) -> bool:
 
 def program_of_unaligned(row: Loops) -> Optional[RowProgram]:
     again = row.again
+    if row.rnumel == WIDE_COLUMNS:
+        return None
     if row.is_half_unaligned:
         has_mean = again.welford and row.stores_last
         pays = again.loads > 0 and (row.computes_again or has_mean or not row.sums)
         late = has_mean and row.shared > 0 and not row.shared_is_reduced
     else:
-        pays = not again.welford
+        pays = not again.welford and (again.loads > 0 or row.online_softmax)
         late = row.loads_words_late and again.loads == 1
     # those are faster with registers as they come, if a program has enough of them
     has_vectors = row.vector >= (WIDE_VECTOR if again.welford else 2)
-    float64_sums = row.online_softmax and row.sums
-    if has_vectors or float64_sums or row.only_loads_again:
+    sums_beside_softmax = row.online_softmax and row.sums
+    if has_vectors or sums_beside_softmax or row.only_loads_again:
         pays = pays and not (row.is_held_by(SHARING) or row.is_held_by_what_is_live)
     if pays and holds(row, SHARING, 2, again.tiles if late else again.column):
         return RowProgram(1, SHARING, late, unmasked=True, sharing_programs=2)
