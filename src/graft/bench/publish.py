@@ -68,14 +68,15 @@ def folder(root: Path = ROOT) -> Path:
     return root / ".graft" / "publish"
 
 
-def _work(part: Part, root: Path) -> Path:
-    return folder(root) / Path(part.result).name
+def work_of(result: str | Path, root: Path = ROOT) -> Path:
+    """Where the run that becomes a result is under way."""
+    return folder(root) / Path(result).name
 
 
 def state(part: Part, stack_hash: str, root: Path = ROOT) -> State:
     """How far a part is, as files say. What is under way counts if it is of `stack_hash`."""
     shown = parts.kept(root / part.result, part.command, root)
-    work = _work(part, root)
+    work = work_of(part.result, root)
     found = [parts.kept(path, part.command, root) for path in (work, results.part_of(work))]
     of_it = [each for each in found if each and each.command and each.stack_hash == stack_hash]
     under_way = max(of_it, key=lambda each: (each.complete, each.points), default=None)
@@ -92,7 +93,6 @@ def begin(
     of = {"stack": measured["stack_hash"], "date": measured["date"]}
     kept = [{**row, "measured": row.get("measured", of)} for row in rows]
     _forget(work)
-    work.parent.mkdir(parents=True, exist_ok=True)
     results.save({**measured, "stack_hash": stack_hash, "complete": False, "rows": kept}, work)
 
 
@@ -148,7 +148,7 @@ def publish(
     hash = there.stack_hash
     if again:
         for part in chosen:
-            _forget(_work(part, root))
+            _forget(work_of(part.result, root))
     todo = []
     for part in chosen:
         at = state(part, hash, root)
@@ -231,7 +231,7 @@ def _measure(
     prefix: Path, part: Part, hash: str, left: float | None, peers: Path | None, root: Path
 ) -> str:
     """Run a part, or the rest of it, for `left` seconds at most: done, cut or failed."""
-    work = _work(part, root)
+    work = work_of(part.result, root)
     work.parent.mkdir(parents=True, exist_ok=True)
     # What another stack, or another command, has left there.
     for path in (work, results.part_of(work)):
@@ -283,7 +283,7 @@ def _adopt(part: Part, root: Path, say: Say) -> None:
     to = root / part.result
     to.parent.mkdir(parents=True, exist_ok=True)
     aside = to.with_name(f".{to.name}")
-    shutil.copyfile(_work(part, root), aside)
+    shutil.copyfile(work_of(part.result, root), aside)
     aside.replace(to)
     found = parts.kept(to, part.command)
     without = "".join(f", without {label}" for label in (found.absent if found else ()))

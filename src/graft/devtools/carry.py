@@ -97,7 +97,7 @@ def carry(
             say(f"{name}: {said}: {', '.join(each.partition('/')[2] for each in items)}")
             same = [row for row in data["rows"] if _item(name, row, of_models) not in items]
             if same and len(same) == points - len(items) == counts["same"]:
-                begun = publish.folder(root) / path.name
+                begun = publish.work_of(path, root)
                 publish.begin(begun, data, same, now.hash)
                 say(f"{name}: {len(same)} of {points} points need not be measured anew")
             other[part.name if part else name] = part, data, begun
