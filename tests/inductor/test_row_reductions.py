@@ -1404,6 +1404,9 @@ class PersistentPolicyTest(TestCase):
             [pair(n, streams=3) for n in (777, 1237, 2501, 2561)],
             [*map(late, (2, 4, 8)), None],
         )
+        # of which means are beside
+        many = {"streams": 3, "again": Again(loads=2, welford=True)}
+        self.assertEqual([pair(n, **many) for n in (1237, 2049)], [late(4), None])
         for row in (
             {"rows": 1000},
             {"vector": 2},
@@ -1429,6 +1432,9 @@ class PersistentPolicyTest(TestCase):
         )
         self.assertEqual(pair(250, vector=2, **short), RowProgram(2, 1))
         self.assertIsNone(pair(197))
+        for of_words in ({"unaligned_bytes": 4}, {"unaligned_bytes": 0, "vectors": True}):
+            self.assertEqual(pair(244, **short, **of_words), RowProgram(2, 1))
+            self.assertIsNone(pair(244, **of_words))
 
     def test_registers_of_an_sm(self):
         """Of half the registers half as many columns are held, and what is live is less."""
@@ -2217,6 +2223,17 @@ class LongLoopTest(TestCase):
         self.assertLessEqual(3 * registers, device.registers_per_sm)
         self.assertFalse(can_have(row, usual, device))
         self.assertTrue(can_have(dataclasses.replace(row, doubles=0), usual, device))
+
+    @parametrize("vector", (1, 4))
+    def test_sums_in_float64_of_few_rows(self, vector):
+        """An SM has a row, or two: as many programs are enough."""
+        row = self.row(107, 156867, 4, vector=vector, read_again=0, kept=0, loops=1)
+        row = dataclasses.replace(row, doubles=1)
+        self.assertEqual(self.loop(row)[0].num_warps, 32)
+        for rows, usual in ((132, LoopConfig(8, 32)), (264, LoopConfig(8, 16))):
+            few, more = (dataclasses.replace(row, rows=n) for n in (rows, rows + 1))
+            self.assertTrue(can_have(few, usual, self.device))
+            self.assertFalse(can_have(more, usual, self.device))
 
     def test_sums_in_float64_of_narrower_rows(self):
         def f(x):
@@ -3041,8 +3058,9 @@ class ShortLoopConfigTest(TestCase):
         """By whole vectors, in half as many programs of twice as many warps."""
         self.assertEqual(self.sum_config(), LoopConfig(8, 32))
         wide = {"vector": 4, "widest": 4, "narrow": False}
-        self.assertEqual(self.sum_config(**wide), LoopConfig(4, 32))
-        self.assertEqual(self.sum_config(accesses=1), LoopConfig(4, 32))
+        # whose threads are told what two programs leave of the registers
+        self.assertEqual(self.sum_config(**wide), LoopConfig(4, 32, 2))
+        self.assertEqual(self.sum_config(accesses=1), LoopConfig(4, 32, 2))
         # of as many rows for its SMs
         self.assertEqual(self.sum_config(108, 80, rows=432), LoopConfig(8, 32))
         self.assertIsNone(self.sum_config(108, 80, rows=3 * 108))
@@ -3051,8 +3069,8 @@ class ShortLoopConfigTest(TestCase):
         self.assertEqual(self.sum_config(accesses=1, columns=81912), LoopConfig(8, 32))
         for other in (
             {"rows": 132},
-            {"rows": 8 * 132},
-            # three an SM, of which two are there at a time
+            {"rows": 16 * 132},
+            # three an SM, of which two are there at a time, or none of the runtime's waits
             {"rows": 3 * 132},
             {"loops": 2},
             {"online": True},
@@ -3066,6 +3084,14 @@ class ShortLoopConfigTest(TestCase):
             {"accesses": 1, "columns": 100352},
         ):
             self.assertIsNone(self.sum_config(**other))
+
+    def test_few_long_sums_beside_a_last_wave_of_the_runtime(self):
+        """Of which more is idle than of half as many programs, with what their last block masks."""
+        for rows, columns in ((540, 122880), (792, 122880), (651, 30952)):
+            row = {"rows": rows, "columns": columns, "vector": 4, "widest": 4}
+            self.assertEqual(self.sum_config(**row), LoopConfig(4, 32, 2))
+        for rows in (528 + 264 + 1, 3 * 132):
+            self.assertIsNone(self.sum_config(rows=rows, columns=122880))
 
 
 # Minima and maxima that propagate NaN

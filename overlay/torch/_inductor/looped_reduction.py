@@ -34,6 +34,7 @@ from .device_model import DeviceModel
 from .issue_slots import count_slots
 from .looped_rows import (
     FEW_ROWS,
+    lasts,
     long_loop,
     LoopConfig,
     LoopedRows,
@@ -100,8 +101,12 @@ MOST_MASKED = 1 / 16
 MOST_UNALIGNED = 65536
 # Of wide types, and of few rows.
 OF_16_WARPS = LoopConfig(8, 16)
-# Of programs of 32 warps, by how much longer they may take for what the last wave lacks.
-LAST_WAVE = 1.25
+# Rows, an SM, with which such programs end together in any case: of as many the runtime's are as
+# good.
+SUM_ROWS = 16
+# Of programs of 32 warps, by how much longer they may take for what the last wave lacks, and,
+# where they take longer, what share of the runtime's programs' time.
+LAST_WAVE, SHORTER = 1.25, 0.8
 # Columns that a thread loads at once.
 ONE_LOAD = VECTOR_BYTES // 2
 # Columns of a row that takes two blocks of programs of four warps at most, or four of eight
@@ -430,15 +435,15 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     """
     Of few long rows that are read once, by whole vectors of one type, as the parts of a sum
     of all elements are: a vector a thread, and half as many programs of 32 warps as an SM
-    has of 16. None of other rows, and where those do not fill an SM, or do not end together.
+    has of 16. None of other rows, and where those do not fill an SM, or do not end together
+    and lack no less of their last wave than the runtime's.
     """
     waves = row.rows / rows_at_once(device)
     if (
         row.columns <= SHORT_ROW
-        or row.rows >= FEW_ROWS * device.sms
+        or row.rows >= SUM_ROWS * device.sms
         or device.warps_per_sm % MOST_WARPS > 0
         or waves <= 1
-        or math.ceil(waves) > LAST_WAVE * waves
         or row.loops > 1
         or row.online
         or row.welford
@@ -448,9 +453,16 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
         return None
     # of one tensor without a mask, more blocks of half vectors are in flight
     is_whole = row.accesses == 1 and RUNTIME_LOOP.masked(row.columns) == 0
-    loop = LoopConfig(VECTOR if is_whole else row.vector, MOST_WARPS)
-    most = 0 if is_whole else MOST_WAITED
-    return loop if loop.masked(row.columns) <= most else None
+    columns = VECTOR if is_whole else row.vector
+    # ptxas takes a few registers more than a second program leaves, and of eight columns cannot
+    # do with fewer
+    told = device.warps_per_sm // MOST_WARPS if columns == VECTOR else 0
+    loop = LoopConfig(columns, MOST_WARPS, told)
+    ends = math.ceil(waves) <= LAST_WAVE * waves
+    if ends and loop.masked(row.columns) <= (0 if is_whole else MOST_WAITED):
+        return loop
+    usual = lasts(row, RUNTIME_LOOP, device)
+    return loop if lasts(row, loop, device) <= SHORTER * usual else None
 
 
 def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:

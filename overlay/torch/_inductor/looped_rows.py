@@ -46,8 +46,8 @@ VECTOR = 4
 MOST_WAITED = 1 / 32
 # Warps of a program, at most.
 MOST_WARPS = 32
-# Programs of an SM, at least, where registers of float64 decide how many there are: two wait for
-# their rows' ends at the same time, and take 1.05 to 1.2 times as long as three.
+# Programs of an SM, at least, where registers of float64 decide how many there are, and it has as
+# many rows: two wait for their rows' ends at the same time, and take 1.05 to 1.2 times as long.
 LEAST_PROGRAMS = 3
 
 
@@ -95,10 +95,16 @@ class LoopedRows:
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """The columns of a block that a thread has, and the warps of a program."""
+    """
+    The columns of a block that a thread has, and the warps of a program.
+
+    sharing_programs: those that share the registers of an SM, of which a thread is told its share;
+        0: it is not
+    """
 
     columns_per_thread: int
     num_warps: int
+    sharing_programs: int = 0
 
     @property
     def block(self) -> int:
@@ -141,21 +147,24 @@ def programs_per_sm(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> i
     return max(programs, 1)
 
 
+def lasts(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> float:
+    """By how much longer ``row`` takes for what its last wave of programs and last block lack."""
+    waves = row.rows / (device.sms * (device.warps_per_sm // loop.num_warps))
+    return math.ceil(waves) / waves * (1 + loop.masked(row.columns))
+
+
 def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
     """Whether ``loop`` is one of those that were measured, and of ``row`` does not spill."""
     columns, num_warps = loop.columns_per_thread, loop.num_warps
-    if row.doubles and programs_per_sm(row, loop, device) < LEAST_PROGRAMS:
-        return False
+    if row.doubles:
+        rows = math.ceil(row.rows / device.sms)
+        if programs_per_sm(row, loop, device) < min(LEAST_PROGRAMS, rows):
+            return False
     if num_warps < 16 and not (row.online and row.rows >= FEW_ROWS * device.sms):
         return False
     one = loop.is_alone
     if row.vector < VECTOR:
-        if (
-            row.online
-            and row.widest > 2
-            and row.kept <= MOST_KEPT
-            and row.rows > device.sms
-        ):
+        if row.online and row.widest > 2 and row.kept <= MOST_KEPT:
             return not one
         # ptxas unrolls the loop, and has loads of several tensors in flight
         return loop.block <= 4096 and not (num_warps == 32 and row.kept > 1)

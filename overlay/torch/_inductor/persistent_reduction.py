@@ -428,7 +428,8 @@ def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     is_tuned = V.graph.sizevars.statically_known_leq(features.reduction_numel, TUNED_COLUMNS // 2)
     if not is_tuned and reads_across_rows(features) and (program := rows_together(features)):
         return program
-    row = loops(features) if 0 < unaligned_bytes(features) <= HALF_BYTES else None
+    may_be_paired = unaligned_bytes(features) > 0 or has_whole_vectors(features)
+    row = loops(features) if may_be_paired else None
     return pair_of(row, features.numel) if row else None
 
 

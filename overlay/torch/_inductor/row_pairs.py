@@ -1,5 +1,6 @@
 """
-Programs of two unaligned rows of fp16, bf16 or bytes, which share a weight or compute functions.
+Programs of two rows: unaligned ones of fp16, bf16 or bytes, which share a weight or compute
+functions, and short ones of full precision that compute functions.
 
 The weight is loaded once for both, and threads have as many columns in flight with half of the
 warps to wait for.
@@ -32,23 +33,25 @@ PAIRED_ELEMENTS = 6144
 MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE = 4096, 10240
 # Columns of both rows that a warp has then, at most.
 ELEMENTS_PER_WARP = 1664
-# Columns of a short unaligned row, at least, whose function of each element makes the runtime's
-# four rows of a warp wait longer than two.
+# Columns of a short row, unaligned or of full precision, at least, whose function of each element
+# makes the runtime's four rows of a warp wait longer than two.
 LEAST_PAIRED_SHORT = 192
 
 
 def pair_of(row: Loops, rows: sympy.Expr) -> Optional[RowProgram]:
-    """Two unaligned ones of ``rows``; None where one, or the runtime's, are as good."""
-    if not row.is_half_unaligned or not V.graph.sizevars.statically_known_geq(
-        rows, RUNTIME_ROWS
-    ):
+    """Two of ``rows``; None where one, or the runtime's, are as good."""
+    if not V.graph.sizevars.statically_known_geq(rows, RUNTIME_ROWS):
         return None
     if LEAST_PAIRED_SHORT <= row.rnumel < TUNED_COLUMNS:
-        return RowProgram(2, 1) if row.functions else None
-    if row.vector > 1 or not (row.shared and row.sums):
+        is_paired = row.functions and (row.is_half_unaligned or row.is_words)
+        return RowProgram(2, 1) if is_paired else None
+    if not row.is_half_unaligned or row.vector > 1 or not (row.shared and row.sums):
         return None
     most, most_elements = MOST_PAIRED, PAIRED_ELEMENTS
-    if row.loads_late:
+    # two programs of a pair that loads several tensors again, and has their means, have
+    # registers for no more columns
+    many = row.again.welford and row.again.loads > 1
+    if row.loads_late and not (many and row.rnumel > most):
         most, most_elements = MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE
     elements = 2 * (row.streams - row.shared) * row.rnumel
     if not LEAST_PAIRED <= row.rnumel <= most or elements > most_elements:

@@ -6,7 +6,6 @@ they compute the mean of a row.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
@@ -79,7 +78,10 @@ def add_launch_plan(kernel: TritonKernel, inductor_meta: dict[str, Any]) -> None
             sharing_programs=program.sharing_programs,
         ).add_to(inductor_meta)
     elif kernel.inside_reduction and (loop := loop_config(kernel)):
-        LaunchPlan(loop=dataclasses.astuple(loop)).add_to(inductor_meta)
+        columns_and_warps = loop.columns_per_thread, loop.num_warps
+        LaunchPlan(
+            loop=columns_and_warps, sharing_programs=loop.sharing_programs
+        ).add_to(inductor_meta)
 
 
 def loads_late(kernel: TritonKernel, index: sympy.Expr) -> bool:

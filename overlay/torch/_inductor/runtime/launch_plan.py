@@ -38,8 +38,8 @@ class LaunchPlan:
     rows, num_warps: of a program of a persistent inner reduction; 0 warps: the runtime
         decides. By V.choices.persistent_inner_reduction_program.
     whole_programs: whether all programs have so many rows, and codegen masks none of them
-    loop: (columns a thread, warps) of a block of a looped inner reduction; None: the
-        runtime decides. By V.choices.loop_config.
+    loop: (columns a thread, warps) of a block of a looped inner reduction, which may share
+        registers; None: the runtime decides. By V.choices.loop_config.
     tile: (elements of XBLOCK and of YBLOCK, where there is one; warps) of a block
         reduction; None: the runtime decides. By V.choices.block_reduction_tile.
     maxnreg: registers that a thread may have; 0: as many as ptxas takes. By the tile.
