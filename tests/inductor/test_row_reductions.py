@@ -637,7 +637,8 @@ class LateLoadsTest(UnalignedRowsTestCase):
         code = self.check(f, 9001, late=late, masked=False, dtype=torch.float32)
         self.assertIn("'num_warps': 8", code)
         late = f is affine_norm
-        self.check(f, 5003, late=late, masked=not late, dtype=torch.float32)
+        masked = f is weighted_norm  # of the gate functions are computed
+        self.check(f, 5003, late=late, masked=masked, dtype=torch.float32)
 
     def test_dynamic_rows(self):
         """A program has one."""
@@ -668,7 +669,7 @@ class LateLoadsTest(UnalignedRowsTestCase):
     def test_as_ever(self):
         """A reduction that needs it, functions of elements, rows that begin at vectors."""
         self.check(weighted_norm_backward, 777, late=False, masked=True)
-        self.check(gated_weighted_norm, 1237, late=False, masked=True)
+        self.check(gated_weighted_norm, 1237, late=False, masked=False)
         self.check(weighted_norm, 4096, late=False, masked=True)
         self.check(weighted_norm, 4002, late=False, masked=True)
 
@@ -1382,6 +1383,25 @@ class PersistentPolicyTest(TestCase):
             why_looped(Loops(4096, 5, 2, False, again=Again(functions=True)), 16384)
         )
 
+    def test_unaligned_rows_that_are_not_masked(self):
+        """With functions of elements, of one tensor or in a norm."""
+        softmax = {"streams": 1, "again": Again(loads=1), "functions": True}
+        norm = {"streams": 3, "shared": 1, "sums": True}
+        for row, gains in (
+            ({}, True),
+            (norm, True),
+            ({**norm, "shared_is_reduced": True}, False),
+            # as of a mask beside what is scaled
+            ({"streams": 2}, False),
+            ({"functions": False}, False),
+            ({"branches": True}, False),
+            # a thread loads whole vectors
+            ({"unaligned_bytes": 0}, False),
+        ):
+            row = {"unaligned_bytes": 2, **softmax, **row}
+            row = Loops(2555, row.pop("streams"), 2, False, **row)
+            self.assertEqual(row.gains_unmasked, gains)
+
     def test_pairs_of_rows(self):
         """Of unaligned rows: with an operand of all rows, or a function of each element."""
         def pair(rnumel, rows=4096, streams=2, shared=1, vector=1, **row):
@@ -1406,7 +1426,9 @@ class PersistentPolicyTest(TestCase):
         )
         # of which means are beside
         many = {"streams": 3, "again": Again(loads=2, welford=True)}
-        self.assertEqual([pair(n, **many) for n in (1237, 2049)], [late(4), None])
+        self.assertEqual(
+            [pair(n, **many) for n in (777, 1237, 2049)], [late(4), late(8), None]
+        )
         for row in (
             {"rows": 1000},
             {"vector": 2},

@@ -335,8 +335,20 @@ class Loops:
         """Whether unaligned rows share operands that none of their reductions needs."""
         one_at_a_time = self.is_half_unaligned and self.vector == 1
         is_light = one_at_a_time and not self.functions
-        is_norm = self.sums and self.shared > 0 and not self.shared_is_reduced
-        return is_norm and (is_light or self.may_load_words_late)
+        return self.is_norm and (is_light or self.may_load_words_late)
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether rows that are summed share operands that no reduction needs."""
+        return self.sums and self.shared > 0 and not self.shared_is_reduced
+
+    @property
+    def gains_unmasked(self) -> bool:
+        """Whether an unaligned row has its loads in flight together where no mask is between them,
+        and functions of them to wait for: of one tensor, or of a norm. Else ptxas takes as many
+        registers that an SM has fewer programs."""
+        of_one = self.streams == 1 or self.is_norm
+        return self.unaligned and self.functions and not self.branches and of_one
 
     @property
     def loads_words_late(self) -> bool:
@@ -350,7 +362,8 @@ class Loops:
         assert warps is not None
         crowded = self.is_crowded(warps)
         sharing = WIDE_PROGRAMS if crowded and self.again.welford else 0
-        return RowProgram(1, warps, self.loads_late, crowded, sharing)
+        unmasked = crowded or self.gains_unmasked
+        return RowProgram(1, warps, self.loads_late, unmasked, sharing)
 
     def is_crowded(self, num_warps: int) -> bool:
         """

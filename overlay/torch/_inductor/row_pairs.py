@@ -48,8 +48,8 @@ def pair_of(row: Loops, rows: sympy.Expr) -> Optional[RowProgram]:
     if not row.is_half_unaligned or row.vector > 1 or not (row.shared and row.sums):
         return None
     most, most_elements = MOST_PAIRED, PAIRED_ELEMENTS
-    # two programs of a pair that loads several tensors again, and has their means, have
-    # registers for no more columns
+    # of rows that load several tensors again and have their mean, a thread has registers for
+    # half as many columns
     many = row.again.welford and row.again.loads > 1
     if row.loads_late and not (many and row.rnumel > most):
         most, most_elements = MOST_PAIRED_LATE, PAIRED_ELEMENTS_LATE
@@ -57,7 +57,8 @@ def pair_of(row: Loops, rows: sympy.Expr) -> Optional[RowProgram]:
     if not LEAST_PAIRED <= row.rnumel <= most or elements > most_elements:
         return None
     if row.loads_late:
-        warps = next_power_of_2(ceildiv(elements, ELEMENTS_PER_WARP))
+        per_warp = ELEMENTS_PER_WARP // 2 if many else ELEMENTS_PER_WARP
+        warps = next_power_of_2(ceildiv(elements, per_warp))
         return RowProgram(2, warps, loads_late=True)
     by_two_warps = row.rnumel <= PAIRED_BY_TWO_WARPS
     if row.functions and (by_two_warps or row.rnumel > UPSTREAM_COLUMNS):
