@@ -1390,6 +1390,8 @@ class PersistentPolicyTest(TestCase):
         for row, gains in (
             ({}, True),
             (norm, True),
+            ({"vector": 4}, True),
+            ({**norm, "vector": 2}, False),
             ({**norm, "shared_is_reduced": True}, False),
             # as of a mask beside what is scaled
             ({"streams": 2}, False),
@@ -1426,9 +1428,7 @@ class PersistentPolicyTest(TestCase):
         )
         # of which means are beside
         many = {"streams": 3, "again": Again(loads=2, welford=True)}
-        self.assertEqual(
-            [pair(n, **many) for n in (777, 1237, 2049)], [late(4), late(8), None]
-        )
+        self.assertEqual([pair(n, **many) for n in (1237, 2049)], [late(8), None])
         for row in (
             {"rows": 1000},
             {"vector": 2},
@@ -3091,7 +3091,8 @@ class ShortLoopConfigTest(TestCase):
         self.assertEqual(self.sum_config(accesses=1, columns=81912), LoopConfig(8, 32))
         for other in (
             {"rows": 132},
-            {"rows": 16 * 132},
+            {"rows": 8 * 132},
+            {**wide, "rows": 16 * 132},
             # three an SM, of which two are there at a time, or none of the runtime's waits
             {"rows": 3 * 132},
             {"loops": 2},
@@ -3114,6 +3115,9 @@ class ShortLoopConfigTest(TestCase):
             self.assertEqual(self.sum_config(**row), LoopConfig(4, 32, 2))
         for rows in (528 + 264 + 1, 3 * 132):
             self.assertIsNone(self.sum_config(rows=rows, columns=122880))
+        # of half types, whose usual programs have eight columns a thread
+        self.assertEqual(self.sum_config(rows=540, columns=122880), LoopConfig(8, 32))
+        self.assertIsNone(self.sum_config(rows=651, columns=30952))
 
 
 # Minima and maxima that propagate NaN

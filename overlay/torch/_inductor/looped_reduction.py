@@ -101,8 +101,7 @@ MOST_MASKED = 1 / 16
 MOST_UNALIGNED = 65536
 # Of wide types, and of few rows.
 OF_16_WARPS = LoopConfig(8, 16)
-# Rows, an SM, with which such programs end together in any case: of as many the runtime's are as
-# good.
+# Rows of full precision, an SM, of which 32 warps are no better than the runtime's 16.
 SUM_ROWS = 16
 # Of programs of 32 warps, by how much longer they may take for what the last wave lacks, and,
 # where they take longer, what share of the runtime's programs' time.
@@ -439,9 +438,10 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     and lack no less of their last wave than the runtime's.
     """
     waves = row.rows / rows_at_once(device)
+    is_wide = row.vector == VECTOR
     if (
         row.columns <= SHORT_ROW
-        or row.rows >= SUM_ROWS * device.sms
+        or row.rows >= (SUM_ROWS if is_wide else FEW_ROWS) * device.sms
         or device.warps_per_sm % MOST_WARPS > 0
         or waves <= 1
         or row.loops > 1
@@ -458,11 +458,12 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     # do with fewer
     told = device.warps_per_sm // MOST_WARPS if columns == VECTOR else 0
     loop = LoopConfig(columns, MOST_WARPS, told)
-    ends = math.ceil(waves) <= LAST_WAVE * waves
-    if ends and loop.masked(row.columns) <= (0 if is_whole else MOST_WAITED):
+    masked = loop.masked(row.columns)
+    if math.ceil(waves) <= LAST_WAVE * waves and masked <= (0 if is_whole else MOST_WAITED):
         return loop
     usual = lasts(row, RUNTIME_LOOP, device)
-    return loop if lasts(row, loop, device) <= SHORTER * usual else None
+    is_shorter = lasts(row, loop, device) <= SHORTER * usual
+    return loop if is_shorter and (is_wide or masked <= MOST_WAITED) else None
 
 
 def short_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig]:

@@ -345,10 +345,10 @@ class Loops:
     @property
     def gains_unmasked(self) -> bool:
         """Whether an unaligned row has its loads in flight together where no mask is between them,
-        and functions of them to wait for: of one tensor, or of a norm. Else ptxas takes as many
-        registers that an SM has fewer programs."""
-        of_one = self.streams == 1 or self.is_norm
-        return self.unaligned and self.functions and not self.branches and of_one
+        and functions of them to wait for: of one tensor, or of a norm that loads a column at a
+        time. Else ptxas takes as many registers that an SM has fewer programs."""
+        gains = self.streams == 1 or (self.is_norm and self.vector == 1)
+        return self.unaligned and self.functions and not self.branches and gains
 
     @property
     def loads_words_late(self) -> bool:
