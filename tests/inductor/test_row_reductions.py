@@ -3082,7 +3082,7 @@ class ShortLoopConfigTest(TestCase):
         wide = {"vector": 4, "widest": 4, "narrow": False}
         # whose threads are told what two programs leave of the registers
         self.assertEqual(self.sum_config(**wide), LoopConfig(4, 32, 2))
-        self.assertEqual(self.sum_config(accesses=1), LoopConfig(4, 32, 2))
+        self.assertEqual(self.sum_config(accesses=1), LoopConfig(4, 32))
         # of as many rows for its SMs
         self.assertEqual(self.sum_config(108, 80, rows=432), LoopConfig(8, 32))
         self.assertIsNone(self.sum_config(108, 80, rows=3 * 108))

@@ -454,9 +454,10 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     # of one tensor without a mask, more blocks of half vectors are in flight
     is_whole = row.accesses == 1 and RUNTIME_LOOP.masked(row.columns) == 0
     columns = VECTOR if is_whole else row.vector
-    # ptxas takes a few registers more than a second program leaves, and of eight columns cannot
-    # do with fewer
-    told = device.warps_per_sm // MOST_WARPS if columns == VECTOR else 0
+    # of several tensors ptxas takes a few registers more than a second program leaves, and of
+    # eight columns cannot do with fewer
+    is_told = columns == VECTOR and row.accesses > 1
+    told = device.warps_per_sm // MOST_WARPS if is_told else 0
     loop = LoopConfig(columns, MOST_WARPS, told)
     masked = loop.masked(row.columns)
     if math.ceil(waves) <= LAST_WAVE * waves and masked <= (0 if is_whole else MOST_WAITED):
