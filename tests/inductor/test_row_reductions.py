@@ -39,7 +39,7 @@ from torch._inductor.looped_rows import (
 from torch._inductor.mix_order_trace import Op, Width
 from torch._inductor.persistent_reduction import Again, Loops, why_looped
 from torch._inductor.row_accesses import lies_across, row_passes
-from torch._inductor.row_program import RowProgram
+from torch._inductor.row_program import RowProgram, whole_rows
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
 from torch._inductor.sizevars import SizeVarAllocator
@@ -643,6 +643,15 @@ class LateLoadsTest(UnalignedRowsTestCase):
     def test_dynamic_rows(self):
         """A program has one."""
         self.check(weighted_norm, 1237, late=True, masked=False, dynamic=True)
+
+    @parametrize("runtimes", ("is_combo_kernel", "cooperative_reduction"))
+    def test_programs_of_the_runtime(self, runtimes):
+        """Which have several rows by its configurations, whatever the kernel asks for."""
+        kernel = mock.Mock(is_combo_kernel=False, cooperative_reduction=False)
+        kernel.row_program = lambda: RowProgram(1, 8, loads_late=True)
+        self.assertEqual(whole_rows(kernel), 1)
+        setattr(kernel, runtimes, True)
+        self.assertIsNone(whole_rows(kernel))
 
     def test_combo_kernels(self):
         """Whose programs have the runtime's rows, and mask them."""
@@ -3082,6 +3091,9 @@ class ShortLoopConfigTest(TestCase):
         wide = {"vector": 4, "widest": 4, "narrow": False}
         # whose threads are told what two programs leave of the registers
         self.assertEqual(self.sum_config(**wide), LoopConfig(4, 32, 2))
+        for fits_or_not in (1, 3):
+            row = {**wide, "accesses": fits_or_not}
+            self.assertEqual(self.sum_config(**row), LoopConfig(4, 32))
         self.assertEqual(self.sum_config(accesses=1), LoopConfig(4, 32))
         # of as many rows for its SMs
         self.assertEqual(self.sum_config(108, 80, rows=432), LoopConfig(8, 32))
@@ -3098,6 +3110,7 @@ class ShortLoopConfigTest(TestCase):
             {"loops": 2},
             {"online": True},
             {"welford": True},
+            {"doubles": 1},
             {"columns": SHORT_ROW},
             # of two types, or of one that makes no vectors
             {"vector": 4},

@@ -447,6 +447,7 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
         or row.loops > 1
         or row.online
         or row.welford
+        or row.doubles > 0
         or row.widest not in (2, 4)
         or row.vector != VECTOR_BYTES // row.widest
     ):
@@ -454,9 +455,9 @@ def sum_loop_config(row: LoopedRows, device: DeviceModel) -> Optional[LoopConfig
     # of one tensor without a mask, more blocks of half vectors are in flight
     is_whole = row.accesses == 1 and RUNTIME_LOOP.masked(row.columns) == 0
     columns = VECTOR if is_whole else row.vector
-    # of several tensors ptxas takes a few registers more than a second program leaves, and of
-    # eight columns cannot do with fewer
-    is_told = columns == VECTOR and row.accesses > 1
+    # of two tensors ptxas takes a few registers more than a second program leaves; of one it
+    # does not, and of more, or of eight columns, it cannot do with fewer
+    is_told = columns == VECTOR and row.accesses == 2
     told = device.warps_per_sm // MOST_WARPS if is_told else 0
     loop = LoopConfig(columns, MOST_WARPS, told)
     masked = loop.masked(row.columns)

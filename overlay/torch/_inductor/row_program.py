@@ -58,7 +58,8 @@ def whole_rows(kernel: TritonKernel) -> Optional[int]:
     """
     program = kernel.row_program()
     autotuned = (
-        kernel.is_combo_kernel  # whose programs have the runtime's rows
+        kernel.is_combo_kernel  # whose programs have the runtime's rows, as those have
+        or kernel.cooperative_reduction
         or config.max_autotune
         or config.max_autotune_pointwise
         or config.coordinate_descent_tuning
