@@ -18,8 +18,8 @@ import torch._inductor.config as inductor_config
 from torch._inductor import (
     looped_reduction,
     persistent_reduction,
-    row_pairs,
     rows_read_across,
+    short_rows,
     wide_rows,
 )
 from torch._inductor.choices import InductorChoices
@@ -333,7 +333,7 @@ class LongRowsTest(TestCase):
 
     @parametrize("columns, crowded", ((4801, False), (7001, True), (7000, False), (8000, True)))
     def test_registers_of_a_norm_that_stores_a_sum(self, columns, crowded):
-        """Its rows are not masked where it would take too many; LayerNorm is told its share."""
+        """Its rows are not masked where it would take too many."""
 
         def added(x, y, weight, bias):
             total = x + y
@@ -346,11 +346,9 @@ class LongRowsTest(TestCase):
 
         args = [torch.randn(3, columns, device=GPU_TYPE) for _ in range(4)]
         actual, code = self.compile(added, args)
-        self.assertEqual("'sharing_programs': 2" in code, crowded)
         self.assertEqual("'whole_programs': True" in code, crowded)
         self.assertEqual(actual, added(*args), atol=1e-5, rtol=1e-5)
         actual, code = self.compile(added_rms, args[:3])
-        self.assertNotIn("'sharing_programs'", code)
         self.assertEqual("'whole_programs': True" in code, columns == 7001)
         self.assertEqual(actual, added_rms(*args[:3]), atol=1e-5, rtol=1e-5)
 
@@ -499,6 +497,10 @@ def weighted_norm(x, weight):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight[0])
 
 
+def sum_of_floats(x):
+    return x.float().sum(-1).to(x.dtype)
+
+
 def added_weighted_norm(x, y, weight):
     return weighted_norm(x + y, weight)
 
@@ -518,7 +520,7 @@ class UnalignedRowsTestCase(TestCase):
     def compile(self, f, args, **options):
         torch._dynamo.reset()
         options = {"force_disable_caches": True, **options}
-        few = [mock.patch.object(m, "RUNTIME_ROWS", 5) for m in (persistent_reduction, row_pairs)]
+        few = [mock.patch.object(m, "RUNTIME_ROWS", 5) for m in (persistent_reduction, short_rows)]
         with inductor_config.patch({**LONG, **options}), few[0], few[1]:
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         return actual, "\n".join(code)
@@ -540,56 +542,121 @@ class UnalignedRowsTestCase(TestCase):
 
 @on_cuda
 @instantiate_parametrized_tests
-class PairedRowsTest(UnalignedRowsTestCase):
-    """Programs of two unaligned rows."""
+class ShortRowsTest(UnalignedRowsTestCase):
+    """Programs of several short rows, of a GPU of one SM."""
 
-    def check(self, f, columns, paired, dtype=torch.bfloat16, rows=5, **options):
-        code = self.compile_rows(f, rows, columns, dtype, 4, **options)
-        found = re.search(r"'rows': (\d), 'num_warps': (\d)", code)
-        self.assertEqual(found and (int(found[1]), int(found[2])), paired)
+    def check(self, f, columns, expect, dtype=torch.bfloat16, rows=17, ulps=4, **options):
+        """expect: rows and warps of a program; None: the runtime's."""
+        small = DeviceModel(sms=1, memory_GBs=36.4)
+        with mock.patch.object(DeviceModel, "of", return_value=small):
+            code = self.compile_rows(f, rows, columns, dtype, ulps, **options)
+        found = re.search(r"'rows': (\d+), 'num_warps': (\d)", code)
+        self.assertEqual(found and (int(found[1]), int(found[2])), expect)
 
     @parametrize("dtype", (torch.bfloat16, torch.float16))
+    @parametrize("columns", (192, 197, 255))
+    def test_pairs(self, columns, dtype):
+        """Of functions, of unaligned rows."""
+        self.check(softmax_of_floats, columns, (2, 1) if columns % 8 else None, dtype)
+        options = {"max_autotune_pointwise": True}
+        self.check(softmax_of_floats, columns, (2, 1) if columns % 8 else None, dtype, **options)
+
+    @parametrize("rows", (17, 32))
     @parametrize(
-        "f, columns, paired",
-        (
-            (weighted_norm, 777, (2, 1)),
-            (weighted_norm, 901, (2, 2)),
-            (weighted_norm, 2047, (2, 4)),
-            (weighted_norm, 4095, (2, 8)),
-            (affine_norm, 901, (2, 2)),
-            (affine_norm, 3263, (2, 4)),
-            (added_weighted_norm, 901, (2, 4)),
-            (added_weighted_norm, 2501, (2, 8)),
-            (gated_weighted_norm, 901, (2, 4)),
-            (weighted_norm_backward, 777, (2, 2)),
-            (weighted_norm_backward, 901, (2, 4)),
-            (softmax_of_floats, 197, (2, 1)),
-            (softmax_of_floats, 250, (2, 1)),
-        ),
+        "columns, expect",
+        ((1000, (2, 2)), (640, (2, 2)), (513, (4, 4)), (512, (4, 2))),
     )
-    def test_pairs(self, f, columns, paired, dtype):
-        self.check(f, columns, paired, dtype)
-        self.check(f, columns, paired, dtype, max_autotune_pointwise=True)
+    def test_sums(self, columns, expect, rows):
+        """Whose program would have fewer bytes than an SM moves in the time of another."""
+        rows = 2 * rows if columns == 512 else rows
+        self.check(sum_of_floats, columns, expect, rows=rows, ulps=32)
+
+    def test_sums_of_bytes(self):
+        def sums(x):
+            return x.to(torch.int32).sum(-1)
+
+        def check(columns, expect, rows=65):
+            small = DeviceModel(sms=1, memory_GBs=36.4)
+            x = torch.randint(-128, 127, (rows, columns), dtype=torch.int8, device=GPU_TYPE)
+            with mock.patch.object(DeviceModel, "of", return_value=small):
+                actual, code = self.compile(sums, (x,))
+            found = re.search(r"'rows': (\d+), 'num_warps': (\d)", code)
+            self.assertEqual(found and (int(found[1]), int(found[2])), expect)
+            self.assertEqual(actual, sums(x))
+
+        check(130, (32, 8))
+        check(300, (8, 4))
+        check(128, None)
 
     def test_as_ever(self):
-        """Few rows, aligned ones, float32, nothing that rows share, other lengths."""
-        self.check(weighted_norm, 901, None, rows=4)
-        self.check(weighted_norm, 904, None)
-        self.check(weighted_norm, 901, None, torch.float32)
-        self.check(rms_norm, 901, None)
-        self.check(gated_weighted_norm, 1237, None)
-        self.check(added_weighted_norm, 2601, None)
-        self.check(weighted_norm_backward, 1601, None)
-        self.check(lambda x, w: (x * w[0]) / (x * w[0]).amax(-1, keepdim=True), 901, None)
-        self.check(softmax_of_floats, 901, None)
-        self.check(weighted_norm, 517, None)
+        """Few rows, more bytes of each, short rows that are tuned, and an unknown GPU."""
+        self.check(sum_of_floats, 640, None, rows=15, ulps=32)
+        self.check(sum_of_floats, 384, None, rows=31, ulps=32)
+        self.check(sum_of_floats, 640, None, torch.float32, ulps=32)
+        self.check(sum_of_floats, 128, None, rows=200, ulps=32)
+        self.check(rms_norm, 640, None)
+        self.check(softmax_of_floats, 640, None)
+        self.check(softmax_of_floats, 197, None, rows=4)
+        self.check(softmax_of_floats, 191, None)
         self.check(weighted_norm, 197, None)
-        self.check(softmax_of_floats, 129, None)
-        self.check(weighted_norm, 4097, None)
+        code = self.compile_rows(sum_of_floats, 1100, 640, torch.bfloat16, 32)
+        self.assertNotIn("'launch_plan'", code)
 
     def test_dynamic_rows(self):
         """Of which it is not known that they are many."""
-        self.check(weighted_norm, 901, None, rows=6, dynamic=True)
+        self.check(sum_of_floats, 640, None, rows=18, ulps=32, dynamic=True)
+        self.check(softmax_of_floats, 197, None, rows=6, dynamic=True)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class MatchedVectorsTest(UnalignedRowsTestCase):
+    """What unaligned rows share is loaded in as many columns at once as the rows."""
+
+    def check(self, f, columns, bytes_at_once, dtype=torch.bfloat16, rows=9, **options):
+        """bytes_at_once: of the operands that rows share; of the others none is limited."""
+        code = self.compile_rows(f, rows, columns, dtype, 8, **options)
+        arguments = re.search(r"'signature': \{(.*?)\}", code)[1]
+        names = re.findall(r"'(\w+)': '\*", arguments)
+        found = dict(re.findall(r"\((\d+),\): \[\['tt\.divisibility', (\d+)\]\]", code))
+        shared = set(re.findall(r"load\((in_ptr\d) \+ \(r0_\d\)", code))
+        self.assertTrue(shared)
+        for i, name in enumerate(names):
+            expect = bytes_at_once if name in shared else 16
+            self.assertEqual(int(found[str(i)]), expect, name)
+
+    @parametrize("f", (weighted_norm, affine_norm, added_weighted_norm, gated_weighted_norm))
+    @parametrize("columns", (101, 901, 3001, 5003))
+    def test_odd_columns(self, f, columns):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            self.check(f, columns, dtype.itemsize, dtype)
+
+    def test_columns_at_once(self):
+        for columns, at_once in ((902, 2), (3004, 4), (1000, 8)):
+            self.check(weighted_norm, columns, 2 * at_once)
+        self.check(weighted_norm, 3002, 8, torch.float32)
+
+    def test_rows_that_lie_apart(self):
+        """They are aligned as their stride is, or not, as what begins at an odd column."""
+
+        def part(x, weight):
+            return weighted_norm(x[:, :1000], weight[:, :1000])
+
+        def later_part(x, weight):
+            return weighted_norm(x[:, 1:1001], weight[:, :1000])
+
+        self.check(part, 1001, 2)
+        self.check(part, 1008, 16)
+        self.check(later_part, 1008, 2)
+
+    def test_as_ever(self):
+        """Loops, wide rows, aligned ones, and those beside which an aligned tensor is."""
+        self.check(weighted_norm, 20001, 16)
+        self.check(affine_norm, 9001, 16, torch.float32)
+        self.check(weighted_norm, 904, 16)
+
+    def test_dynamic_rows(self):
+        self.check(weighted_norm, 901, 2, dynamic=True)
 
 
 @on_cuda
@@ -613,22 +680,22 @@ class LateLoadsTest(UnalignedRowsTestCase):
         return code
 
     @parametrize(
-        "f, columns",
+        "f, columns, late",
         (
-            (weighted_norm, 777),
-            (weighted_norm, 3001),
-            (weighted_norm, 5003),
-            (affine_norm, 1237),
-            (added_weighted_norm, 5003),
+            (weighted_norm, 3001, False),
+            (weighted_norm, 8001, False),
+            (affine_norm, 1237, True),
+            (affine_norm, 3263, True),
+            (affine_norm, 7001, True),
+            (added_weighted_norm, 5003, False),
         ),
     )
-    def test_norms(self, f, columns):
-        self.check(f, columns, late=True, masked=False)
-        # the last program has one of two rows
-        self.check(f, columns, late=True, masked=columns < 5000, rows=7)
+    def test_norms(self, f, columns, late):
+        """Where a thread has no registers for both."""
+        self.check(f, columns, late, masked=False, rows=7)
         # autotuning tries more rows
         for option in ("max_autotune_pointwise", "coordinate_descent_tuning"):
-            self.check(f, columns, late=True, masked=True, **{option: True})
+            self.check(f, columns, late, masked=True, **{option: True})
 
     @parametrize("f", (weighted_norm, affine_norm, gated_weighted_norm))
     def test_long_rows_of_words(self, f):
@@ -642,7 +709,7 @@ class LateLoadsTest(UnalignedRowsTestCase):
 
     def test_dynamic_rows(self):
         """A program has one."""
-        self.check(weighted_norm, 1237, late=True, masked=False, dynamic=True)
+        self.check(affine_norm, 1237, late=True, masked=False, dynamic=True)
 
     @parametrize("runtimes", ("is_combo_kernel", "cooperative_reduction"))
     def test_programs_of_the_runtime(self, runtimes):
@@ -673,7 +740,7 @@ class LateLoadsTest(UnalignedRowsTestCase):
         def broadcast(x, y, weight):
             return weighted_norm(x + y[:, :1], weight)
 
-        self.check(broadcast, 3001, late=True, masked=False)
+        self.check(broadcast, 3001, late=False, masked=False)
 
     def test_as_ever(self):
         """A reduction that needs it, functions of elements, rows that begin at vectors."""
@@ -1414,58 +1481,45 @@ class PersistentPolicyTest(TestCase):
             self.assertEqual(row.gains_unmasked, gains)
 
     def test_pairs_of_rows(self):
-        """Of unaligned rows: with an operand of all rows, or a function of each element."""
-        def pair(rnumel, rows=4096, streams=2, shared=1, vector=1, **row):
-            norm = Loops(rnumel, streams, 2, False, vector=vector, shared=shared)
-            row = {"unaligned_bytes": 2, "sums": True, **row}
-            norm = dataclasses.replace(norm, **row)
+        """Of rows that compute functions, short of the runtime's."""
+
+        def pair(rnumel, rows=4096, **row):
+            row = {"unaligned_bytes": 2, "functions": True, **row}
+            row = Loops(rnumel, 1, 2, False, **row)
             with V.set_graph_handler(mock.Mock(sizevars=SizeVarAllocator())):
-                return row_pairs.pair_of(norm, sympy.Integer(rows))
+                return short_rows.pair_of(row, sympy.Integer(rows))
 
-        def late(num_warps):
-            return RowProgram(2, num_warps, True)
+        two = RowProgram(2, 1)
+        self.assertEqual([pair(n) for n in (191, 197, 255, 256, 901)], [None, two, two, None, None])
+        self.assertEqual(pair(250, vector=2), two)
+        self.assertIsNone(pair(197, rows=1000))
+        self.assertIsNone(pair(197, functions=False))
+        for of_words in ({"unaligned_bytes": 4}, {"unaligned_bytes": 0, "vectors": True}):
+            self.assertEqual(pair(244, **of_words), two)
+            self.assertIsNone(pair(244, functions=False, **of_words))
 
-        self.assertEqual(
-            [pair(n) for n in (639, 641, 833, 1237, 2047, 3263, 3999)],
-            [None, *map(late, (1, 2, 2, 4, 4, 8))],
-        )
-        self.assertIsNone(pair(4097))
-        # two tensors of rows are twice as many columns
-        self.assertEqual(
-            [pair(n, streams=3) for n in (777, 1237, 2501, 2561)],
-            [*map(late, (2, 4, 8)), None],
-        )
-        # of which means are beside
-        many = {"streams": 3, "again": Again(loads=2, welford=True)}
-        self.assertEqual([pair(n, **many) for n in (1237, 2049)], [late(8), None])
+    def test_registers_of_what_rows_share(self):
+        """It is loaded late where a thread has none for it beside its columns of the row."""
+
+        def late(rnumel, num_warps, column=3.0, **row):
+            row = {"unaligned_bytes": 2, "shared": 2, "sums": True, **row}
+            norm = Loops(rnumel, 3, 3, False, again=Again(column=column, loads=1), **row)
+            return norm.loads_late(num_warps)
+
+        self.assertEqual([late(n, 8) for n in (6399, 6401)], [False, True])
+        self.assertEqual([late(n, 1) for n in (799, 801)], [False, True])
+        self.assertEqual([late(n, 8, column=2.0) for n in (8191, 8701)], [False, True])
         for row in (
-            {"rows": 1000},
             {"vector": 2},
             {"shared": 0},
-            {"unaligned_bytes": 0},
-            {"unaligned_bytes": 4},
+            {"shared_is_reduced": True},
             {"functions": True},
-            {"sums": False},
+            {"unaligned_bytes": 4},
         ):
-            self.assertIsNone(pair(1237, **row))
-        self.assertIsNone(pair(777, functions=True))
-        self.assertEqual(pair(901, functions=True), RowProgram(2, 4))
-        reduced = {"shared_is_reduced": True}
-        self.assertEqual(
-            [pair(n, **reduced) for n in (777, 901, 2047, 2049)],
-            [RowProgram(2, 2), RowProgram(2, 4), RowProgram(2, 4), None],
-        )
-        self.assertIsNone(pair(1537, streams=3, **reduced))
-        short = {"shared": 0, "functions": True}
-        self.assertEqual(
-            [pair(n, **short) for n in (191, 197, 255, 256, 300)],
-            [None, RowProgram(2, 1), RowProgram(2, 1), None, None],
-        )
-        self.assertEqual(pair(250, vector=2, **short), RowProgram(2, 1))
-        self.assertIsNone(pair(197))
-        for of_words in ({"unaligned_bytes": 4}, {"unaligned_bytes": 0, "vectors": True}):
-            self.assertEqual(pair(244, **short, **of_words), RowProgram(2, 1))
-            self.assertIsNone(pair(244, **of_words))
+            self.assertFalse(late(8191, 8, **row))
+        # words of long rows whatever their registers
+        of_words = {"unaligned_bytes": 4, "stores_last": True}
+        self.assertEqual([late(n, 16, **of_words) for n in (8191, 8193)], [False, True])
 
     def test_registers_of_an_sm(self):
         """Of half the registers half as many columns are held, and what is live is less."""
@@ -2960,7 +3014,7 @@ class ShortLoopsTest(TestCase):
         """Of what takes more than two blocks of four, and is read again."""
         self.assertIn("'loop': (8, 8)", self.check(half_rms_norm, 3, 5000))
 
-    @parametrize("columns", (1104, 2504, 3001, 3998))
+    @parametrize("columns", (1104, 2504, 3001, 3998, 5120))
     def test_sums(self, columns):
         """Of the columns of one tensor, all are in flight."""
         self.assertIn("'loop': (16, 8)", self.check(row_sum, 3, columns))
@@ -3001,7 +3055,7 @@ class ShortLoopsTest(TestCase):
 
         for code in (
             self.check(row_sum, 3, 1100, dtype=torch.float32),
-            self.check(row_sum, 3, 3080),
+            self.check(row_sum, 3, 5128),
             self.check(row_sum, 3, 4097),
             self.check(half_rms_norm, 3, 9000),
             self.check(row_sum, 3, 1100, rows=8),
@@ -3066,7 +3120,7 @@ class ShortLoopConfigTest(TestCase):
         self.assertEqual(self.config(columns=2048, loops=1), LoopConfig(8, 8))
         self.assertIsNone(self.config(columns=2049, loops=1))
         sums = {"accesses": 1, "loops": 1}
-        for vector, most in ((8, 3072), (4, 3072), (2, 4096), (1, 4096)):
+        for vector, most in ((8, 5120), (4, 5120), (2, 4096), (1, 4096)):
             sums["vector"] = vector
             self.assertEqual(self.config(columns=most, **sums), LoopConfig(16, 8))
             self.assertIsNone(self.config(columns=most + 1, **sums))

@@ -52,7 +52,6 @@ from .row_accesses import (
     has_online_softmax,
     has_reduction,
     is_computed_again,
-    largest_divisor,
     ONLINE_SOFTMAX,
     reads_across_rows,
     reduction_types,
@@ -62,7 +61,7 @@ from .row_accesses import (
 from .runtime.hints import DeviceProperties, ReductionHint
 from .runtime.runtime_utils import last_power_of_2
 from .utils import sympy_product
-from .vector_width import VECTOR_BYTES
+from .vector_width import largest_divisor, VECTOR_BYTES
 from .virtualized import V
 
 
@@ -114,9 +113,10 @@ SHORT_COLUMNS = 4096
 # Of pointwise kernels: as many columns as a thread loads at once of a half type, in the block
 # that the runtime gives a loop.
 ROW_LOOP = LoopConfig(columns_per_thread=8, num_warps=8)
-# Columns of a row of one tensor that one loop reads, at most: of the runtime's block of 4096,
-# a shorter row leaves more masked. Of one that has no vectors, those of such a block.
-ONE_LOOP_COLUMNS = 3072
+# Columns of a row of one tensor that one loop reads, at most: as many columns in half of the
+# runtime's 16 warps wait less, but of a second block that is half full. Of one that has no
+# vectors, those of a block.
+ONE_LOOP_COLUMNS = 5120
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,10 @@ Of rows of words or half types that begin within a vector, a thread loads one co
 time, or a few. To load such a row again is as many instructions again. What every thread would
 have beyond the row is left out, so that it has its share of the row's columns.
 
-A program has one row, some that are read across, or two unaligned ones (``row_pairs``). What
-unaligned rows share is loaded where it is used, mostly after the reductions. Loaded a column at a
-time beside the rows, it would have a register for each column until then. Rows of 8192 columns or
-more have programs of their own (``wide_rows``).
+A program has one row, or some: short ones (``short_rows``), or those that are read across. What
+unaligned rows share is loaded a column at a time as well. Where it has no registers until it is
+used, it is loaded then, after the reductions. Rows of 8192 columns or more have programs of their
+own (``wide_rows``).
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from .row_accesses import (
     has_rows_of_doubles,
     has_whole_vectors,
     is_reduced,
-    largest_divisor,
     reads_across_rows,
     shared_by_rows,
     unaligned_bytes,
     vector_columns,
 )
-from .row_pairs import pair_of, RUNTIME_ROWS, TUNED_COLUMNS
-from .row_program import RowProgram, UPSTREAM_COLUMNS
+from .row_program import RowProgram, UPSTREAM_COLUMNS, WIDE_COLUMNS
 from .rows_read_across import rows_together
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, OTHER_REGISTERS, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
+from .short_rows import pair_of, RUNTIME_ROWS, several_rows, TUNED_COLUMNS
+from .vector_width import largest_divisor
 from .virtualized import V
-from .wide_rows import WIDE_COLUMNS, WIDE_OTHER_REGISTERS, wide_program, WIDE_VECTOR
+from .wide_rows import WIDE_OTHER_REGISTERS, wide_program, WIDE_VECTOR
 
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class Loops:
         return columns <= most and takes <= self.registers(resident)
 
     @property
-    def loads_late(self) -> bool:
+    def may_load_late(self) -> bool:
         """Whether unaligned rows share operands that none of their reductions needs."""
         one_at_a_time = self.is_half_unaligned and self.vector == 1
         is_light = one_at_a_time and not self.functions
@@ -352,7 +352,16 @@ class Loops:
 
     @property
     def loads_words_late(self) -> bool:
-        return self.loads_late and self.may_load_words_late
+        return self.may_load_late and self.may_load_words_late
+
+    def loads_late(self, num_warps: int) -> bool:
+        """Whether a thread of so many warps has too few registers for what rows share beside
+        them. Else it has all in flight at once: later, ptxas waits for each column's in turn."""
+        if not self.may_load_late or self.may_load_words_late:
+            return self.may_load_late
+        columns = ceildiv(self.rnumel, num_warps * THREADS_PER_WARP)
+        takes = (self.again.column + 1 / self.vector) * columns + OTHER_REGISTERS
+        return takes > self.registers(RESIDENT_WARPS)
 
     def program(self, rows: sympy.Expr) -> RowProgram:
         """Of so many rows, which are held."""
@@ -360,17 +369,14 @@ class Loops:
             return program
         warps = fewest_warps_that_hold(self)
         assert warps is not None
-        crowded = self.is_crowded(warps)
-        sharing = WIDE_PROGRAMS if crowded and self.again.welford else 0
-        unmasked = crowded or self.gains_unmasked
-        return RowProgram(1, warps, self.loads_late, unmasked, sharing)
+        unmasked = self.may_load_late or self.gains_unmasked or self.is_crowded(warps)
+        return RowProgram(1, warps, self.loads_late(warps), unmasked)
 
     def is_crowded(self, num_warps: int) -> bool:
         """
         Whether a thread of a norm of words that stores the sum which it normalizes would have
-        more registers than two programs of eight warps leave it. ptxas takes 158 of an odd
-        RMSNorm whose rows are masked, and 80 where not; 129 to 180 of LayerNorm, which is told
-        its share.
+        more registers than two programs of eight warps leave it, which ptxas takes only where
+        rows are masked.
         """
         stores_sum = self.sums and not self.stores_last and self.padded <= WIDE_COLUMNS
         if not (stores_sum and self.is_words) or num_warps != NUM_WARPS[-1]:
@@ -436,14 +442,14 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
     )
 
 
-def short_pair(features: SIMDKernelFeatures) -> Optional[RowProgram]:
+def short_program(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """Of rows of up to 1024 columns that are inner by their hints; None: the runtime decides."""
     is_tuned = V.graph.sizevars.statically_known_leq(features.reduction_numel, TUNED_COLUMNS // 2)
     if not is_tuned and reads_across_rows(features) and (program := rows_together(features)):
         return program
     may_be_paired = unaligned_bytes(features) > 0 or has_whole_vectors(features)
     row = loops(features) if may_be_paired else None
-    return pair_of(row, features.numel) if row else None
+    return (pair_of(row, features.numel) if row else None) or several_rows(features)
 
 
 def why_looped(row: Loops, max_rnumel: int) -> Optional[str]:

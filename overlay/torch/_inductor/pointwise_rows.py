@@ -29,9 +29,8 @@ from .looped_reduction import MAX_ACCESSES, SHORT_COLUMNS
 from .looped_rows import FEW_ROWS
 from .mix_order_accesses import accessed_numel
 from .repeated_passes import FUNCTIONS
-from .row_accesses import adjacent_columns, largest_divisor
 from .runtime.hints import DeviceProperties
-from .vector_width import aligned_columns
+from .vector_width import adjacent_columns, aligned_columns, largest_divisor
 from .virtualized import V
 
 

@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, ModularIndexing
 from .dependencies import MemoryDep
 from .mix_order_accesses import accessed_numel
 from .utils import sympy_product
-from .vector_width import accesses, aligned_columns, VECTOR_BYTES
+from .vector_width import accesses, adjacent_columns, VECTOR_BYTES
 from .virtualized import V
 
 
@@ -72,26 +72,6 @@ def doubles(features: SIMDKernelFeatures) -> int:
     return sum(
         dtype.is_floating_point and dtype.itemsize > WORD_BYTES for dtype in dtypes
     )
-
-
-def largest_divisor(columns: sympy.Expr, vector: int) -> int:
-    """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
-    is_multiple = V.graph.sizevars.statically_known_multiple_of
-    while vector > 1 and not is_multiple(columns, vector):
-        vector //= 2
-    return vector
-
-
-def adjacent_columns(dep: MemoryDep, columns: sympy.Expr) -> int:
-    """Those that a thread can load at once of rows of ``columns`` where no mask is."""
-    vector = aligned_columns(dep)
-    innermost = [var for var in dep.ranges if dep.index.coeff(var) == 1]
-    if innermost and V.graph.sizevars.statically_known_equals(
-        dep.ranges[innermost[0]], columns
-    ):
-        return vector
-    # One loop over rows and columns: a row begins anywhere where the next one does.
-    return largest_divisor(columns, vector)
 
 
 def vector_columns(features: SIMDKernelFeatures) -> int:

@@ -12,8 +12,14 @@ from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
 from . import config
 from .looped_reduction import loop_config
-from .row_accesses import has_rows_of_full_precision
+from .row_accesses import (
+    has_rows_of_full_precision,
+    reads_across_rows,
+    unaligned_bytes,
+)
+from .runtime.hints import ReductionHint
 from .runtime.launch_plan import LaunchPlan
+from .vector_width import row_vectors
 from .virtualized import ops, OpsWrapper, V
 
 
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
 
 # Columns of a row, at most, that upstream's persistent inner reductions pad as they are.
 UPSTREAM_COLUMNS = 1024
+# Columns beyond which rows have other programs (``wide_rows``).
+WIDE_COLUMNS = 8192
 
 
 class RowProgram(NamedTuple):
@@ -83,6 +91,27 @@ def add_launch_plan(kernel: TritonKernel, inductor_meta: dict[str, Any]) -> None
         LaunchPlan(
             loop=columns_and_warps, sharing_programs=loop.sharing_programs
         ).add_to(inductor_meta)
+
+
+def match_vectors(kernel: TritonKernel, attributes: Any) -> None:
+    """
+    Have the compiler load what unaligned rows share as it loads the rows, by what ``attributes``
+    say of the arguments. In as many columns a thread as an aligned operand could have, it has
+    another layout: all rows of a tile go to that and back through shared memory, or one row has it
+    too, and a warp's loads lie apart. Loops and rows of more than ``WIDE_COLUMNS`` were as often
+    slower with this.
+    """
+    features = kernel.features
+    if (
+        kernel.persistent_reduction
+        and not kernel.mix_order_reduction
+        and features.get_reduction_hint(kernel.tiling_scores) == ReductionHint.INNER
+        and V.graph.sizevars.statically_known_leq(features.reduction_numel, WIDE_COLUMNS)
+        and not reads_across_rows(features)
+        and unaligned_bytes(features)
+    ):
+        _, _, signature, _ = kernel.args.python_argdefs()
+        row_vectors(attributes, signature, features)
 
 
 def loads_late(kernel: TritonKernel, index: sympy.Expr) -> bool:

@@ -116,6 +116,26 @@ def aligned_columns(dep: MemoryDep, most_bytes: int = VECTOR_BYTES) -> int:
     return max(1, min(alignment, most_bytes // itemsize))
 
 
+def largest_divisor(columns: sympy.Expr, vector: int) -> int:
+    """Of ``columns``, the largest known power of two up to ``vector``, which is one."""
+    is_multiple = V.graph.sizevars.statically_known_multiple_of
+    while vector > 1 and not is_multiple(columns, vector):
+        vector //= 2
+    return vector
+
+
+def adjacent_columns(dep: MemoryDep, columns: sympy.Expr) -> int:
+    """Those that a thread can load at once of rows of ``columns`` where no mask is."""
+    vector = aligned_columns(dep)
+    innermost = [var for var in dep.ranges if dep.index.coeff(var) == 1]
+    if innermost and V.graph.sizevars.statically_known_equals(
+        dep.ranges[innermost[0]], columns
+    ):
+        return vector
+    # One loop over rows and columns: a row begins anywhere where the next one does.
+    return largest_divisor(columns, vector)
+
+
 def row_vectors(
     attributes: Any, signature: Sequence[Any], features: SIMDKernelFeatures
 ) -> None:
@@ -123,11 +143,13 @@ def row_vectors(
     Lower what ``attributes`` say of the addresses of what every row reads, so that a
     thread has no more columns of it than of the rows, which may begin anywhere.
     """
-    whole = accesses(features, features.numel * features.reduction_numel)
+    numel, rnumel = features.numel, features.reduction_numel
+    whole = accesses(features, numel * rnumel)
     columns = min(
-        (aligned_columns(dep) for deps in whole.values() for dep in deps), default=0
+        (adjacent_columns(dep, rnumel) for deps in whole.values() for dep in deps),
+        default=0,
     )
-    shared = accesses(features, features.reduction_numel)
+    shared = accesses(features, rnumel)
     limits = {
         arg.buffer: columns * arg.dtype.itemsize
         for arg in signature

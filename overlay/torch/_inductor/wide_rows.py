@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Optional, TYPE_CHECKING
 
 from .repeated_passes import WIDE_WARPS
-from .row_program import RowProgram
+from .row_program import RowProgram, WIDE_COLUMNS
 from .runtime.registers import THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv
 
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from .persistent_reduction import Loops
 
 
-# Columns beyond which a program has ``WIDE_WARPS``, the most of a row whose loops compute
-# nothing but arithmetic again. With twice as many columns an SM has one program or two, which
-# wait for memory in turn, and loops have four. With these warps for shorter rows, more wait for
-# one another at each reduction; but not of a norm with a mean that stores a sum.
-WIDE_COLUMNS = 8192
 # Columns of whole vectors with a mean, at least, of which no sum is stored: a loop over 8448 was
 # up to 5 % faster on an H200, and holding 9216 was.
 LEAST_WITH_MEAN = 9216

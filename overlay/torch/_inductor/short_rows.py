@@ -1,0 +1,76 @@
+"""
+Programs of several short rows, of up to 1024 columns, with as many columns a thread as the
+runtime's have.
+
+An SM begins and ends a program of one warp no faster than others wait for their loads, so rows of
+few bytes, as of a sum of bf16 that stores none, wait for that instead of memory. Where the rows of
+the runtime's program have fewer bytes than an SM moves meanwhile, a program has several times as
+many rows, and warps.
+
+Rows of 192 to 255 columns that compute functions have half of the runtime's four, in one warp.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional, TYPE_CHECKING
+
+from .device_model import DeviceModel
+from .row_accesses import bytes_of_row
+from .row_program import RowProgram, UPSTREAM_COLUMNS
+from .runtime.hints import DeviceProperties
+from .runtime.runtime_utils import next_power_of_2
+from .virtualized import V
+
+
+if TYPE_CHECKING:
+    import sympy
+
+    from .codegen.simd_kernel_features import SIMDKernelFeatures
+    from .persistent_reduction import Loops
+
+
+# The runtime (``_persistent_reduction_configs``) tunes rows of fewer columns than the first, has
+# a warp for ``UPSTREAM_COLUMNS`` of others, in so many rows at most, and that for no fewer rows
+# than the last.
+TUNED_COLUMNS, ROWS_OF_A_WARP, RUNTIME_ROWS = 256, 8, 1024
+# Columns of a row, unaligned or of full precision, at least, whose function of each element makes
+# the runtime's four rows of a warp wait longer than two.
+LEAST_PAIRED = 192
+# Programs of an SM, at least, that wait for one another to begin.
+LEAST_PROGRAMS = 16
+# Warps of a program, at most.
+MOST_WARPS = 8
+
+
+def pair_of(row: Loops, rows: sympy.Expr) -> Optional[RowProgram]:
+    """Two of ``rows``; None where the runtime's are as good."""
+    is_short = LEAST_PAIRED <= row.rnumel < TUNED_COLUMNS
+    computes = row.functions and (row.is_half_unaligned or row.is_words)
+    many = V.graph.sizevars.statically_known_geq(rows, RUNTIME_ROWS)
+    return RowProgram(2, 1) if is_short and computes and many else None
+
+
+def several_rows(features: SIMDKernelFeatures) -> Optional[RowProgram]:
+    """Those of a program that an SM begins in the time of their bytes; None where the runtime's
+    are, or nothing is known of it."""
+    properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
+    device = DeviceModel.of(properties)
+    columns, rows = features.reduction_numel, features.numel
+    if not (columns.is_Integer and device.memory_GBs):
+        return None
+    padded = next_power_of_2(int(columns))
+    if not TUNED_COLUMNS <= padded <= UPSTREAM_COLUMNS:
+        return None
+    of_a_warp = min(UPSTREAM_COLUMNS // padded, ROWS_OF_A_WARP)
+    least = max(RUNTIME_ROWS, LEAST_PROGRAMS * device.sms * of_a_warp)
+    if not V.graph.sizevars.statically_known_geq(rows, least):
+        return None
+    stats = features.memory_stats().persistent
+    row_bytes = sum(bytes_of_row(each.dim[-1]) for each in (stats.reads, stats.writes))
+    moved = device.program_ns * device.memory_GBs * device.row_share / device.sms
+    program_bytes = of_a_warp * row_bytes * int(columns)
+    if program_bytes == 0:
+        return None
+    warps = min(next_power_of_2(math.ceil(moved / program_bytes)), MOST_WARPS)
+    return RowProgram(warps * of_a_warp, warps) if warps > 1 else None
