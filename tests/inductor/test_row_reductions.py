@@ -333,7 +333,8 @@ class LongRowsTest(TestCase):
 
     @parametrize("columns, crowded", ((4801, False), (7001, True), (7000, False), (8000, True)))
     def test_registers_of_a_norm_that_stores_a_sum(self, columns, crowded):
-        """Its rows are not masked where it would take too many."""
+        """Its rows are not masked where it would take too many; LayerNorm of whole vectors is told
+        its share."""
 
         def added(x, y, weight, bias):
             total = x + y
@@ -346,9 +347,11 @@ class LongRowsTest(TestCase):
 
         args = [torch.randn(3, columns, device=GPU_TYPE) for _ in range(4)]
         actual, code = self.compile(added, args)
+        self.assertEqual("'sharing_programs': 2" in code, columns == 8000)
         self.assertEqual("'whole_programs': True" in code, crowded)
         self.assertEqual(actual, added(*args), atol=1e-5, rtol=1e-5)
         actual, code = self.compile(added_rms, args[:3])
+        self.assertNotIn("'sharing_programs'", code)
         self.assertEqual("'whole_programs': True" in code, columns == 7001)
         self.assertEqual(actual, added_rms(*args[:3]), atol=1e-5, rtol=1e-5)
 
@@ -599,8 +602,15 @@ class ShortRowsTest(UnalignedRowsTestCase):
         self.check(softmax_of_floats, 197, None, rows=4)
         self.check(softmax_of_floats, 191, None)
         self.check(weighted_norm, 197, None)
+        self.check(lambda x: x.cumsum(-1).sum(-1), 300, None, torch.float16, rows=40, ulps=512)
+        self.check(lambda x: x.sort(-1)[0].sum(-1), 300, None, rows=40, ulps=512)
         code = self.compile_rows(sum_of_floats, 1100, 640, torch.bfloat16, 32)
         self.assertNotIn("'launch_plan'", code)
+
+    def test_tensor_descriptors(self):
+        """Which are of 16 bytes or more, so of eight rows here."""
+        options = {"triton.use_tensor_descriptor": True, "assume_aligned_inputs": True}
+        self.check(sum_of_floats, 1000, (2, 2), rows=67, ulps=32, **options)
 
     def test_dynamic_rows(self):
         """Of which it is not known that they are many."""
@@ -694,7 +704,8 @@ class LateLoadsTest(UnalignedRowsTestCase):
         """Where a thread has no registers for both."""
         self.check(f, columns, late, masked=False, rows=7)
         # autotuning tries more rows
-        for option in ("max_autotune_pointwise", "coordinate_descent_tuning"):
+        options = "max_autotune_pointwise", "coordinate_descent_tuning"
+        for option in (*options, "triton.use_tensor_descriptor"):
             self.check(f, columns, late, masked=True, **{option: True})
 
     @parametrize("f", (weighted_norm, affine_norm, gated_weighted_norm))

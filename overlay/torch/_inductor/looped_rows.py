@@ -149,7 +149,7 @@ def programs_per_sm(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> i
 
 def lasts(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> float:
     """By how much longer ``row`` takes for what its last wave of programs and last block lack."""
-    waves = row.rows / (device.sms * (device.warps_per_sm // loop.num_warps))
+    waves = row.rows / (device.sms * programs_per_sm(row, loop, device))
     return math.ceil(waves) / waves * (1 + loop.masked(row.columns))
 
 

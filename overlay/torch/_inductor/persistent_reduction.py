@@ -369,14 +369,16 @@ class Loops:
             return program
         warps = fewest_warps_that_hold(self)
         assert warps is not None
-        unmasked = self.may_load_late or self.gains_unmasked or self.is_crowded(warps)
-        return RowProgram(1, warps, self.loads_late(warps), unmasked)
+        crowded = self.is_crowded(warps)
+        sharing = WIDE_PROGRAMS if crowded and self.vectors and self.again.welford else 0
+        unmasked = self.may_load_late or self.gains_unmasked or crowded
+        return RowProgram(1, warps, self.loads_late(warps), unmasked, sharing)
 
     def is_crowded(self, num_warps: int) -> bool:
         """
         Whether a thread of a norm of words that stores the sum which it normalizes would have
-        more registers than two programs of eight warps leave it, which ptxas takes only where
-        rows are masked.
+        more registers than two programs of eight warps leave it. ptxas takes them where rows are
+        masked, and of LayerNorm in whole vectors, which is told its share.
         """
         stores_sum = self.sums and not self.stores_last and self.padded <= WIDE_COLUMNS
         if not (stores_sum and self.is_words) or num_warps != NUM_WARPS[-1]:

@@ -62,12 +62,14 @@ class RowProgram(NamedTuple):
 def whole_rows(kernel: TritonKernel) -> Optional[int]:
     """
     The rows that all programs of ``kernel`` have, if their number is known to be a multiple: then
-    none is masked. None where rows are masked, as where autotuning tries others.
+    none is masked. None where rows are masked, as where autotuning tries others, or a descriptor
+    has more.
     """
     program = kernel.row_program()
     autotuned = (
         kernel.is_combo_kernel  # whose programs have the runtime's rows, as those have
         or kernel.cooperative_reduction
+        or config.triton.use_tensor_descriptor
         or config.max_autotune
         or config.max_autotune_pointwise
         or config.coordinate_descent_tuning

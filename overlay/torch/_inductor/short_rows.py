@@ -16,7 +16,7 @@ import math
 from typing import Optional, TYPE_CHECKING
 
 from .device_model import DeviceModel
-from .row_accesses import bytes_of_row
+from .row_accesses import bytes_of_row, SCANS_AND_SORTS
 from .row_program import RowProgram, UPSTREAM_COLUMNS
 from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import next_power_of_2
@@ -53,11 +53,13 @@ def pair_of(row: Loops, rows: sympy.Expr) -> Optional[RowProgram]:
 
 def several_rows(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     """Those of a program that an SM begins in the time of their bytes; None where the runtime's
-    are, or nothing is known of it."""
+    are, or nothing is known of it, or more than bytes takes the time."""
     properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
     device = DeviceModel.of(properties)
     columns, rows = features.reduction_numel, features.numel
     if not (columns.is_Integer and device.memory_GBs):
+        return None
+    if any(map(features.contains_op, SCANS_AND_SORTS)):
         return None
     padded = next_power_of_2(int(columns))
     if not TUNED_COLUMNS <= padded <= UPSTREAM_COLUMNS:
