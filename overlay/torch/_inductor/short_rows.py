@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from .persistent_reduction import Loops
 
 
-# The runtime (``_persistent_reduction_configs``) tunes rows of fewer columns than the first, has
-# a warp for ``UPSTREAM_COLUMNS`` of others, in so many rows at most, and that for no fewer rows
-# than the last.
-TUNED_COLUMNS, ROWS_OF_A_WARP, RUNTIME_ROWS = 256, 8, 1024
+# The runtime (``_persistent_reduction_configs``) tunes rows of fewer columns than the first, and
+# has a warp for ``UPSTREAM_COLUMNS`` of others, if there are no fewer rows than the second.
+TUNED_COLUMNS, RUNTIME_ROWS = 256, 1024
 # Columns of a row, unaligned or of full precision, at least, whose function of each element makes
 # the runtime's four rows of a warp wait longer than two.
 LEAST_PAIRED = 192
@@ -64,7 +63,7 @@ def several_rows(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     padded = next_power_of_2(int(columns))
     if not TUNED_COLUMNS <= padded <= UPSTREAM_COLUMNS:
         return None
-    of_a_warp = min(UPSTREAM_COLUMNS // padded, ROWS_OF_A_WARP)
+    of_a_warp = UPSTREAM_COLUMNS // padded
     least = max(RUNTIME_ROWS, LEAST_PROGRAMS * device.sms * of_a_warp)
     if not V.graph.sizevars.statically_known_geq(rows, least):
         return None
