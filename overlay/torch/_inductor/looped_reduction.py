@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from typing import Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.functions import FloorDiv
@@ -59,6 +59,7 @@ from .row_accesses import (
     vector_columns,
 )
 from .runtime.hints import DeviceProperties, ReductionHint
+from .runtime.launch_plan import LaunchPlan
 from .runtime.runtime_utils import last_power_of_2
 from .utils import sympy_product
 from .vector_width import largest_divisor, VECTOR_BYTES
@@ -100,6 +101,9 @@ MOST_MASKED = 1 / 16
 MOST_UNALIGNED = 65536
 # Of wide types, and of few rows.
 OF_16_WARPS = LoopConfig(8, 16)
+# Of several tensors that few rows read again: the registers of a thread are as many as leave an
+# SM 16 to 32 warps, whose rows end sooner where they are of one.
+OF_32_WARPS = LoopConfig(8, 32)
 # Rows of full precision, an SM, of which 32 warps are no better than the runtime's 16.
 SUM_ROWS = 16
 # Of programs of 32 warps, by how much longer they may take for what the last wave lacks, and,
@@ -368,6 +372,8 @@ def online_softmax_config(row: LoopedRows, device: DeviceModel) -> Optional[Loop
     """
     is_long = row.columns > SHORT_ROW
     if row.rows < FEW_ROWS * device.sms:
+        if is_long and row.kept > 1 and row.vector < ONE_LOAD:
+            return OF_32_WARPS
         if is_long and row.narrow:
             return few_rows_config(row, device)
         enough = row.narrow and row.rows >= FEWEST_ROWS * device.sms
@@ -513,3 +519,12 @@ def loop_config(kernel: TritonKernel) -> Optional[LoopConfig]:
     if is_plain_inner_loop(kernel) and not kernel.features.reduction_numel.free_symbols:
         return V.choices.loop_config(kernel.features)
     return None
+
+
+def add_loop_plan(kernel: TritonKernel, inductor_meta: dict[str, Any]) -> None:
+    """Tell the runtime of the loop of an inner reduction."""
+    if kernel.inside_reduction and (loop := loop_config(kernel)):
+        LaunchPlan(
+            loop=(loop.columns_per_thread, loop.num_warps),
+            sharing_programs=loop.sharing_programs,
+        ).add_to(inductor_meta)

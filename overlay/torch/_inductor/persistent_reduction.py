@@ -51,7 +51,7 @@ from .rows_read_across import rows_together
 from .runtime.hints import DeviceProperties
 from .runtime.registers import all_registers, OTHER_REGISTERS, THREADS_PER_WARP
 from .runtime.runtime_utils import ceildiv, next_power_of_2
-from .short_rows import pair_of, RUNTIME_ROWS, several_rows, TUNED_COLUMNS
+from .short_rows import may_be_paired, pair_of, RUNTIME_ROWS, several_rows, TUNED_COLUMNS
 from .vector_width import largest_divisor
 from .virtualized import V
 from .wide_rows import WIDE_OTHER_REGISTERS, wide_program, WIDE_VECTOR
@@ -302,6 +302,10 @@ class Loops:
         loads = self.again.loads
         return max(live, loads) + loads / self.vector
 
+    def registers_of_thread(self, num_warps: int, a_column: float) -> float:
+        """Where each of its columns takes so many."""
+        return a_column * ceildiv(self.rnumel, num_warps * THREADS_PER_WARP) + OTHER_REGISTERS
+
     def is_held_by(self, num_warps: int) -> bool:
         """
         Whether so many warps hold the row at once, by what it loads, beside others on their SM;
@@ -343,10 +347,18 @@ class Loops:
         return self.sums and self.shared > 0 and not self.shared_is_reduced
 
     @property
+    def stores_sum(self) -> bool:
+        """Whether a row of up to ``WIDE_COLUMNS`` is stored before its last loop, and summed."""
+        return self.sums and not self.stores_last and self.padded <= WIDE_COLUMNS
+
+    @property
     def gains_unmasked(self) -> bool:
-        """Whether an unaligned row has its loads in flight together where no mask is between them,
-        and functions of them to wait for: of one tensor, or of a norm that loads a column at a
-        time. Else ptxas takes as many registers that an SM has fewer programs."""
+        """Whether a row has its loads in flight together where no mask is between them: a
+        LayerNorm of half types that stores the sum which it normalizes, and an unaligned row
+        with functions to wait for, of one tensor, or of a norm that loads a column at a time.
+        Else ptxas takes as many registers that an SM has fewer programs."""
+        if self.stores_sum and self.again.welford and not self.is_words:
+            return True
         gains = self.streams == 1 or (self.is_norm and self.vector == 1)
         return self.unaligned and self.functions and not self.branches and gains
 
@@ -359,8 +371,7 @@ class Loops:
         them. Else it has all in flight at once: later, ptxas waits for each column's in turn."""
         if not self.may_load_late or self.may_load_words_late:
             return self.may_load_late
-        columns = ceildiv(self.rnumel, num_warps * THREADS_PER_WARP)
-        takes = (self.again.column + 1 / self.vector) * columns + OTHER_REGISTERS
+        takes = self.registers_of_thread(num_warps, self.again.column + 1 / self.vector)
         return takes > self.registers(RESIDENT_WARPS)
 
     def program(self, rows: sympy.Expr) -> RowProgram:
@@ -380,12 +391,10 @@ class Loops:
         more registers than two programs of eight warps leave it. ptxas takes them where rows are
         masked, and of LayerNorm in whole vectors, which is told its share.
         """
-        stores_sum = self.sums and not self.stores_last and self.padded <= WIDE_COLUMNS
-        if not (stores_sum and self.is_words) or num_warps != NUM_WARPS[-1]:
+        if not (self.stores_sum and self.is_words) or num_warps != NUM_WARPS[-1]:
             return False
-        columns = ceildiv(self.rnumel, num_warps * THREADS_PER_WARP)
         a_column = self.registers_of_column(self.again.column)
-        return a_column * columns + OTHER_REGISTERS > self.registers(RESIDENT_WARPS)
+        return self.registers_of_thread(num_warps, a_column) > self.registers(RESIDENT_WARPS)
 
     def is_for_runtime(self, rows: sympy.Expr) -> bool:
         """
@@ -449,8 +458,7 @@ def short_program(features: SIMDKernelFeatures) -> Optional[RowProgram]:
     is_tuned = V.graph.sizevars.statically_known_leq(features.reduction_numel, TUNED_COLUMNS // 2)
     if not is_tuned and reads_across_rows(features) and (program := rows_together(features)):
         return program
-    may_be_paired = unaligned_bytes(features) > 0 or has_whole_vectors(features)
-    row = loops(features) if may_be_paired else None
+    row = loops(features) if may_be_paired(features) else None
     return (pair_of(row, features.numel) if row else None) or several_rows(features)
 
 

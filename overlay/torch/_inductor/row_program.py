@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 from torch.utils._sympy.symbol import free_symbol_is_type, SymT
 
 from . import config
-from .looped_reduction import loop_config
 from .row_accesses import (
     has_rows_of_full_precision,
     reads_across_rows,
@@ -80,18 +79,13 @@ def whole_rows(kernel: TritonKernel) -> Optional[int]:
 
 
 def add_launch_plan(kernel: TritonKernel, inductor_meta: dict[str, Any]) -> None:
-    """Tell the runtime of the programs of an inner reduction, persistent or looped."""
+    """Tell the runtime of the programs of an inner reduction, if it is persistent."""
     if program := kernel.row_program():
         LaunchPlan(
             rows=program.rows,
             num_warps=program.num_warps,
             whole_programs=whole_rows(kernel) is not None,
             sharing_programs=program.sharing_programs,
-        ).add_to(inductor_meta)
-    elif kernel.inside_reduction and (loop := loop_config(kernel)):
-        columns_and_warps = loop.columns_per_thread, loop.num_warps
-        LaunchPlan(
-            loop=columns_and_warps, sharing_programs=loop.sharing_programs
         ).add_to(inductor_meta)
 
 

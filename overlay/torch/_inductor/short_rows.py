@@ -16,7 +16,7 @@ import math
 from typing import Optional, TYPE_CHECKING
 
 from .device_model import DeviceModel
-from .row_accesses import bytes_of_row, SCANS_AND_SORTS
+from .row_accesses import bytes_of_row, has_whole_vectors, SCANS_AND_SORTS, unaligned_bytes
 from .row_program import RowProgram, UPSTREAM_COLUMNS
 from .runtime.hints import DeviceProperties
 from .runtime.runtime_utils import next_power_of_2
@@ -40,6 +40,16 @@ LEAST_PAIRED = 192
 LEAST_PROGRAMS = 16
 # Warps of a program, at most.
 MOST_WARPS = 8
+
+
+def may_be_paired(features: SIMDKernelFeatures) -> bool:
+    """Whether rows have as many columns as pairs, and are unaligned or in whole vectors."""
+    sizevars, columns = V.graph.sizevars, features.reduction_numel
+    return (
+        sizevars.statically_known_geq(columns, LEAST_PAIRED)
+        and sizevars.statically_known_leq(columns, TUNED_COLUMNS - 1)
+        and (unaligned_bytes(features) > 0 or has_whole_vectors(features))
+    )
 
 
 def pair_of(row: Loops, rows: sympy.Expr) -> Optional[RowProgram]:

@@ -1,6 +1,10 @@
 """
 Online softmaxes whose tensor would be read again.
 
+Upstream scales a softmax behind its maximum, by a temperature or what caps the logits. Then the
+maximum is a loop of its own, and what the logits are of is computed again. Longer rows than a
+persistent kernel of upstream's holds stay as they are, and have one loop for both.
+
 A loss that has a logsumexp beside a cross entropy has two of one tensor. The second would be
 computed in the loop behind the first one.
 
@@ -17,11 +21,13 @@ from typing import Any, cast, Optional
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import config
 from ..inductor_prims import prepare_softmax_online
 from ..looped_rows import SHORT_ROW
 from ..pattern_matcher import CallFunction, KeywordArg, MULTIPLE
+from ..row_program import UPSTREAM_COLUMNS
 from .inserted import insert_like
 
 
@@ -48,6 +54,28 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 # Of the values of their first argument, by the dimensions that they are over.
 SUMS = (aten.sum.dim_IntList, aten.mean.dim)
 SUMS_OF_ALL = (aten.sum.default, aten.mean.default)
+
+
+def is_online_softmax(shifted: Node) -> bool:
+    """
+    Whether ``shifted``, a tensor less its maximum over a dimension, is of a softmax whose maximum
+    and sum one loop computes.
+    """
+    x, most = cast(tuple[Node, Node], shifted.args)
+    value = x.meta["val"]
+    # dimensions, and whether they are kept
+    dims, *kept = cast(tuple[list[int], bool], most.args[1:])
+    is_online = config.online_softmax and config.cuda_backend == "triton"
+    if value.device.type != "cuda" or not is_online or len(dims) != 1 or kept != [True]:
+        return False
+    if statically_known_true(value.shape[dims[0]] <= UPSTREAM_COLUMNS):
+        return False
+    return any(
+        total.target is SUMS[0] and [each % value.ndim for each in total.args[1]] == [dims[0] % value.ndim]  # type: ignore[union-attr]
+        for exponential in shifted.users
+        if exponential.target is aten.exp.default
+        for total in exponential.users
+    )
 
 
 def simplify_online_softmaxes(graph: Graph) -> None:
