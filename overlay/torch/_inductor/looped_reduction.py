@@ -101,9 +101,12 @@ MOST_MASKED = 1 / 16
 MOST_UNALIGNED = 65536
 # Of wide types, and of few rows.
 OF_16_WARPS = LoopConfig(8, 16)
-# Of several tensors that few rows read again: the registers of a thread are as many as leave an
-# SM 16 to 32 warps, whose rows end sooner where they are of one.
+# Of few rows that read more than ``MOST_KEPT`` tensors again, and begin within a vector: the
+# registers of a thread leave an SM 16 to 32 warps, whose rows end sooner if they are of one.
 OF_32_WARPS = LoopConfig(8, 32)
+# Of rows that are loaded in vectors of half types, and stored in two of float32: what is in the
+# registers of more columns is stored with gaps.
+OF_ONE_STORE = LoopConfig(4, 16)
 # Rows of full precision, an SM, of which 32 warps are no better than the runtime's 16.
 SUM_ROWS = 16
 # Of programs of 32 warps, by how much longer they may take for what the last wave lacks, and,
@@ -372,7 +375,7 @@ def online_softmax_config(row: LoopedRows, device: DeviceModel) -> Optional[Loop
     """
     is_long = row.columns > SHORT_ROW
     if row.rows < FEW_ROWS * device.sms:
-        if is_long and row.kept > 1 and row.vector < ONE_LOAD:
+        if is_long and row.kept > MOST_KEPT and row.vector < ONE_LOAD:
             return OF_32_WARPS
         if is_long and row.narrow:
             return few_rows_config(row, device)
@@ -380,6 +383,8 @@ def online_softmax_config(row: LoopedRows, device: DeviceModel) -> Optional[Loop
         return OF_16_WARPS if enough else None
     if is_long and row.loops == 1 and (found := one_loop_config(row)):
         return found
+    if row.vector * row.widest > VECTOR_BYTES:
+        return OF_ONE_STORE
     share = L2_SHARE_NARROW if row.narrow else L2_SHARE
     cached = share * device.l2_bytes
     for each in (LoopConfig(16, 4), LoopConfig(8, 8)):

@@ -179,7 +179,7 @@ def can_have(row: LoopedRows, loop: LoopConfig, device: DeviceModel) -> bool:
     return (
         not (one and (row.welford or row.kept > 1))
         and not waits
-        and apart <= (2 if one else 1) * VECTOR_BYTES
+        and apart <= (2 if one and not row.online else 1) * VECTOR_BYTES
     )
 
 

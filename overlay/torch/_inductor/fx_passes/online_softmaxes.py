@@ -70,11 +70,17 @@ def is_online_softmax(shifted: Node) -> bool:
         return False
     if statically_known_true(value.shape[dims[0]] <= UPSTREAM_COLUMNS):
         return False
-    return any(
-        total.target is SUMS[0] and [each % value.ndim for each in total.args[1]] == [dims[0] % value.ndim]  # type: ignore[union-attr]
+    sums = (
+        total
         for exponential in shifted.users
         if exponential.target is aten.exp.default
         for total in exponential.users
+        if total.target is SUMS[0]
+    )
+    return any(
+        [each % value.ndim for each in cast(list[int], total.args[1])]
+        == [dims[0] % value.ndim]
+        for total in sums
     )
 
 
