@@ -26,6 +26,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.device_model import DeviceModel
+from torch._inductor.fx_passes import online_softmaxes
 from torch._inductor.looped_reduction import online_softmax_config
 from torch._inductor.looped_rows import (
     can_have,
@@ -707,6 +708,30 @@ class LateLoadsTest(UnalignedRowsTestCase):
         options = "max_autotune_pointwise", "coordinate_descent_tuning"
         for option in (*options, "triton.use_tensor_descriptor"):
             self.check(f, columns, late, masked=True, **{option: True})
+
+    @parametrize("columns", (1536, 5642, 6120))
+    def test_layer_norms_that_store_a_sum(self, columns):
+        """Of half types: no mask is between its loads. Others have them as they were."""
+
+        def rows_are_masked(norm, dtype):
+            def f(x, y, weight):
+                total = x + y
+                return total, norm(total, total.shape[-1:], weight[0])
+
+            args = [torch.randn(7, columns, device=GPU_TYPE).to(dtype) for _ in range(3)]
+            actual, code = self.compile(f, args)
+            expect = f(*(arg.double() for arg in args))
+            tolerance = 12 * torch.finfo(dtype).eps
+            for got, want in zip(actual, expect):
+                self.assertEqual(got.double(), want, atol=tolerance, rtol=tolerance)
+            return any("tl.load(" in line and "xmask" in line for line in code.splitlines())
+
+        layer_norm, rms_norm = (
+            getattr(torch.nn.functional, name) for name in ("layer_norm", "rms_norm")
+        )
+        for dtype in (torch.bfloat16, torch.float16):
+            self.assertFalse(rows_are_masked(layer_norm, dtype))
+            self.assertTrue(rows_are_masked(rms_norm, dtype))
 
     @parametrize("f", (weighted_norm, affine_norm, gated_weighted_norm))
     def test_long_rows_of_words(self, f):
@@ -2017,6 +2042,8 @@ class SharedMaximaConfigsTest(TestCase):
         loops=1,
         vector=1,
         alone=False,
+        kept=0,
+        widest=2,
         **device,
     ):
         row = LoopedRows(
@@ -2028,6 +2055,8 @@ class SharedMaximaConfigsTest(TestCase):
             loops=loops,
             vector=vector,
             alone=alone,
+            kept=kept,
+            widest=widest,
         )
         device = self.device._replace(**device)
         return online_softmax_config(row, DeviceModel.of(device))
@@ -2120,6 +2149,24 @@ class SharedMaximaConfigsTest(TestCase):
         self.assertIsNone(self.config(132, 49151))
         self.assertEqual(self.config(264, 24576), LoopConfig(16, 16))
         self.assertEqual(self.config(264, 24575), LoopConfig(8, 16))
+
+    def test_few_rows_of_several_tensors(self):
+        """Whose registers leave an SM no more than 32 warps: they are of one row."""
+        for narrow in (False, True):
+            row = {"read_again": 8, "loops": 3, "narrow": narrow, "kept": 3}
+            self.assertEqual(self.config(538, 249391, **row), LoopConfig(8, 32))
+            self.assertNotEqual(self.config(538, 16384, **row), LoopConfig(8, 32))
+            self.assertNotEqual(self.config(1056, 249391, **row), LoopConfig(8, 32))
+            for other in ({"kept": 2}, {"vector": 8}):
+                config = self.config(538, 249391, **{**row, **other})
+                self.assertNotEqual(config, LoopConfig(8, 32))
+
+    def test_rows_that_are_stored_wider(self):
+        """A thread has the columns that it stores at once."""
+        row = {"read_again": 2, "loops": 2, "narrow": False, "widest": 4}
+        for columns in (2504, 32000):
+            self.assertEqual(self.config(4096, columns, vector=8, **row), LoopConfig(4, 16))
+            self.assertNotEqual(self.config(4096, columns, vector=4, **row), LoopConfig(4, 16))
 
     def test_rows_that_are_read_again(self):
         """All of the GPU's at a time are to fit in the L2 cache."""
@@ -2260,6 +2307,16 @@ class LongLoopTest(TestCase):
             usual = loop_us(row, RUNTIME_LOOP, device)
             self.assertLess(loop_us(row, loop, device), 0.95 * usual)
         self.assertEqual(self.loop(row, loop)[0], loop)
+
+    @parametrize("columns", (32000, 128256, 151936))
+    @parametrize("rows", (300, 1000, 4096, 9000))
+    def test_rows_that_are_stored_wider(self, rows, columns):
+        """A vector of half types is two of float32: of more columns stores have gaps."""
+        moved = 6 * rows * columns
+        row = self.row(rows, columns, narrow=False, widest=4, moved=moved, slots=17)
+        for usual in (None, LoopConfig(4, 16)):
+            loop, _ = self.loop(row, usual)
+            self.assertTrue(loop is None or loop.columns_per_thread == 4)
 
     def test_what_holds_a_thread_s_columns_in_a_vector(self):
         # bytes are stored in vectors of 16 columns, of which a float32 load has 64 bytes
@@ -2714,11 +2771,7 @@ LABEL_SMOOTHING = (
 )
 
 
-@on_cuda
-@instantiate_parametrized_tests
-class LogsumexpTest(TestCase):
-    """Its maximum and its sum are an online softmax."""
-
+class OnlineLoopsTestCase(TestCase):
     def compiled(self, f, *args):
         torch._dynamo.reset()
         with (
@@ -2727,6 +2780,19 @@ class LogsumexpTest(TestCase):
         ):
             actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
         return actual, "\n".join(code)
+
+    def assert_loops(self, code, loops, softmaxes=1):
+        """The kernel of the online softmax has so many, and that softmax alone."""
+        (kernel,) = (each for each in code.split("@triton.jit") if SHARED in each)
+        # without what is left of a row behind whole blocks
+        self.assertEqual(kernel.split("if R0_WHOLE")[0].count(SHARED), softmaxes)
+        self.assertEqual(kernel.count("for r0_offset in"), loops)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class LogsumexpTest(OnlineLoopsTestCase):
+    """Its maximum and its sum are an online softmax."""
 
     @parametrize("keepdim", (False, True))
     def test_special_values(self, keepdim):
@@ -2758,13 +2824,6 @@ class LogsumexpTest(TestCase):
         expect = loss(x.double(), y)
         self.assertEqual(actual.double(), expect.double(), atol=0.01, rtol=0.01)
         self.assert_loops(code, 1)
-
-    def assert_loops(self, code, loops):
-        """The kernel of the online softmax has so many, and that softmax alone."""
-        (kernel,) = (each for each in code.split("@triton.jit") if SHARED in each)
-        # without what is left of a row behind whole blocks
-        self.assertEqual(kernel.split("if R0_WHOLE")[0].count(SHARED), 1)
-        self.assertEqual(kernel.count("for r0_offset in"), loops)
 
     @parametrize("dtype", (torch.float16, torch.bfloat16))
     @parametrize("loss", LABEL_SMOOTHING, name_fn=lambda loss: loss.__name__)
@@ -2886,6 +2945,153 @@ class LogsumexpTest(TestCase):
             actual, code = self.compiled(f, x)
             self.assertNotIn("online_softmax", code)
             self.assertEqual(actual, f(x))
+
+
+# Rows that are scaled
+
+
+def tempered(x):
+    return torch.log_softmax(x / 0.7, -1)
+
+
+def scaled(x):
+    return torch.softmax(-0.125 * x, -1)
+
+
+def scaled_in_float32(x):
+    return torch.softmax(x.float() * 1.5, -1).to(x.dtype)
+
+
+def scaled_by_rows(x):
+    return torch.softmax(x * x[:, :1], -1)
+
+
+def capped(x):
+    return torch.log_softmax(30 * torch.tanh(x / 30), -1)
+
+
+@on_cuda
+@instantiate_parametrized_tests
+class ScaledSoftmaxTest(OnlineLoopsTestCase):
+    """Rows are scaled before their maximum, so that a loop has it and the sum."""
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    @parametrize(
+        "f",
+        (tempered, scaled, scaled_in_float32, scaled_by_rows, capped),
+        name_fn=lambda f: f.__name__,
+    )
+    def test_forms(self, f, dtype):
+        x = (3 * torch.randn(4, 2500, device=GPU_TYPE)).to(dtype)
+        actual, code = self.compiled(f, x)
+        self.assert_loops(code, 2)
+        expect = f(x.double())
+        self.assertEqual((actual.shape, actual.dtype), (x.shape, dtype))
+        # of logits of 30 a digit is lost, as eager loses it
+        tolerance = 2 * max((f(x).double() - expect).abs().max().item(), 1e-6)
+        self.assertEqual(actual.double(), expect, atol=tolerance, rtol=0)
+
+    def test_by_a_tensor(self):
+        x = torch.randn(4, 2500, device=GPU_TYPE)
+        for scale in (torch.tensor(2.5), torch.tensor(-2.5), torch.rand(4, 1) - 0.5):
+
+            def f(x, scale):
+                return torch.softmax(scale * x, -1)
+
+            actual, code = self.compiled(f, x, scale.to(GPU_TYPE))
+            self.assert_loops(code, 2)
+            self.assertEqual(actual, f(x.double(), scale.double().to(GPU_TYPE)).float())
+
+    def test_losses(self):
+        """One loop reads the logits."""
+
+        def loss(x, y):
+            return torch.nn.functional.cross_entropy(30 * torch.tanh(x.float() / 30), y)
+
+        x = (40 * torch.randn(4, 2500, device=GPU_TYPE)).bfloat16()
+        y = torch.tensor([0, 2499, 3, 17], device=GPU_TYPE)
+        actual, code = self.compiled(loss, x, y)
+        self.assert_loops(code, 1)
+        self.assertEqual(actual, loss(x.double(), y).float())
+
+    @parametrize("dtype", (torch.float32, torch.bfloat16))
+    def test_distillation(self, dtype):
+        """Both tensors are read twice, of five times."""
+
+        def loss(x, y):
+            log_probs, probs = torch.log_softmax(x / 2, -1), torch.softmax(y / 2, -1)
+            return torch.nn.functional.kl_div(log_probs, probs, reduction="none").sum(-1)
+
+        x, y = (torch.randn(4, 2500, device=GPU_TYPE).to(dtype) for _ in range(2))
+        actual, code = self.compiled(loss, x, y)
+        self.assert_loops(code, 2, softmaxes=2)
+        expect = loss(x.double(), y.double())
+        tolerance = 2 * (loss(x, y).double() - expect).abs().max().item()
+        self.assertEqual(actual.double(), expect, atol=tolerance, rtol=1e-5)
+
+    def test_training(self):
+        def loss(x):
+            return torch.nn.functional.cross_entropy(x / 0.5, torch.arange(4, device=GPU_TYPE))
+
+        x = torch.randn(4, 2500, device=GPU_TYPE, requires_grad=True)
+        actual, code = self.compiled(loss, x)
+        self.assertIn(SHARED, code)
+        wide = x.detach().double().requires_grad_()
+        expect = loss(wide)
+        self.assertEqual(actual, expect.float())
+        actual.backward(), expect.backward()
+        self.assertEqual(x.grad, wide.grad.float())
+
+    @parametrize("value", (INF, -INF, NAN, 3e38, -3e38))
+    @parametrize("rest", ("numbers", "-inf"))
+    def test_special_values(self, rest, value):
+        x = rows_with(value, rest, 2500, later=2100)
+        actual, code = self.compiled(tempered, x)
+        self.assertIn(SHARED, code)
+        self.assertEqual(actual, tempered(x), equal_nan=True)
+
+    def test_which(self):
+        """Of more columns than upstream holds, the dimension of the sum, and no other maxima."""
+
+        def maxima_of(f, *shape, **options):
+            found = []
+
+            def spy(shifted):
+                found.append(is_online_softmax(shifted))
+                return found[-1]
+
+            x = torch.randn(shape, device=GPU_TYPE)
+            is_online_softmax = online_softmaxes.is_online_softmax
+            with (
+                inductor_config.patch(options),
+                mock.patch.object(online_softmaxes, "is_online_softmax", spy),
+            ):
+                actual, _ = self.compiled(f, x)
+            self.assertEqual(actual, f(x.double()).float())
+            return found
+
+        def shifted(x):
+            y = x / 3
+            return y - y.amax(-1, keepdim=True)
+
+        def summed_over_another(x):
+            return shifted(x).exp().sum(0, keepdim=True)
+
+        self.assertEqual(maxima_of(tempered, 3, 1024), [False])
+        self.assertEqual(maxima_of(tempered, 3, 1025), [True])
+        self.assertEqual(maxima_of(lambda x: torch.softmax(x / 3, 0), 1025, 3), [True])
+        self.assertEqual(maxima_of(shifted, 3, 1025), [False])
+        self.assertEqual(maxima_of(summed_over_another, 3, 1025), [False])
+
+    def test_as_ever(self):
+        """Where no softmax is an online one."""
+        x = torch.randn(4, 2500, device=GPU_TYPE)
+        torch._dynamo.reset()
+        with inductor_config.patch({**LOOPED_ALONE, "online_softmax": False}):
+            actual, code = run_and_get_code(torch.compile(tempered, fullgraph=True), x)
+        self.assertEqual(actual, tempered(x.double()).float())
+        self.assertEqual("\n".join(code).count("for r0_offset in"), 3)
+        self.assertNotIn("online_softmax_combine", "\n".join(code))
 
 
 # Parts of a reduction that is split

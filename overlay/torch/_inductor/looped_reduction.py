@@ -104,8 +104,8 @@ OF_16_WARPS = LoopConfig(8, 16)
 # Of few rows that read more than ``MOST_KEPT`` tensors again, and begin within a vector: the
 # registers of a thread leave an SM 16 to 32 warps, whose rows end sooner if they are of one.
 OF_32_WARPS = LoopConfig(8, 32)
-# Of rows that are loaded in vectors of half types, and stored in two of float32: what is in the
-# registers of more columns is stored with gaps.
+# Of rows that are loaded as half types in vectors and stored as float32: the columns of a thread
+# are those that it stores at once, and of more a warp's stores have gaps.
 OF_ONE_STORE = LoopConfig(4, 16)
 # Rows of full precision, an SM, of which 32 warps are no better than the runtime's 16.
 SUM_ROWS = 16
