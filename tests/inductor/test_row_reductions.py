@@ -2985,6 +2985,8 @@ class ScaledSoftmaxTest(OnlineLoopsTestCase):
         x = (3 * torch.randn(4, 2500, device=GPU_TYPE)).to(dtype)
         actual, code = self.compiled(f, x)
         self.assert_loops(code, 2)
+        # ptxas contracts no product with what is subtracted from it
+        self.assertIn("libdevice.mul_rn", code)
         expect = f(x.double())
         self.assertEqual((actual.shape, actual.dtype), (x.shape, dtype))
         # of logits of 30 a digit is lost, as eager loses it
@@ -3081,7 +3083,36 @@ class ScaledSoftmaxTest(OnlineLoopsTestCase):
         self.assertEqual(maxima_of(tempered, 3, 1025), [True])
         self.assertEqual(maxima_of(lambda x: torch.softmax(x / 3, 0), 1025, 3), [True])
         self.assertEqual(maxima_of(shifted, 3, 1025), [False])
+        self.assertEqual(maxima_of(lambda x: torch.softmax(x / 3, 0)), [False])
+        for sum_of in (
+            lambda x: x.sum(),
+            lambda x: x.sum(None, keepdim=True),
+            lambda x: x.sum(-1),
+            lambda x: x.sum((0, 1), keepdim=True),
+        ):
+
+            def summed(x, sum_of=sum_of):
+                return sum_of(shifted(x).exp())
+
+            self.assertEqual(maxima_of(summed, 3, 1025), [False])
         self.assertEqual(maxima_of(summed_over_another, 3, 1025), [False])
+
+    def test_half_types_as_they_are(self):
+        """There is no rounded product of them, nor a product that is not."""
+        x = torch.randn(4, 2500, device=GPU_TYPE, dtype=torch.bfloat16)
+        with inductor_config.patch({"triton.codegen_upcast_to_fp32": False}):
+            actual, code = self.compiled(scaled, x)
+        self.assert_loops(code, 2)
+        self.assertNotIn("libdevice.mul_rn", code)
+        self.assertEqual(actual.double(), scaled(x.double()), atol=1e-4, rtol=0.1)
+
+    def test_dynamic_columns(self):
+        """Of which no softmax is an online one."""
+        x = torch.randn(4, 2500, device=GPU_TYPE)
+        torch._dynamo.mark_dynamic(x, 1)
+        actual, code = self.compiled(tempered, x)
+        self.assertEqual(actual, tempered(x.double()).float())
+        self.assertNotIn("libdevice.mul_rn", code)
 
     def test_as_ever(self):
         """Where no softmax is an online one."""

@@ -226,6 +226,7 @@ LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "hypot": torch.hypot, "isinf": torch.isinf, "isnan": torch.isnan,
     "j0": torch.special.bessel_j0, "j1": torch.special.bessel_j1, "y0": torch.special.bessel_y0,
     "y1": torch.special.bessel_y1, "ldexp": torch.ldexp, "lgamma": torch.lgamma,
+    "fmul_rn": torch.mul, "dmul_rn": torch.mul,
     "llrint": torch.round, "log": torch.log, "log10": torch.log10, "log1p": torch.log1p,
     "log2": torch.log2, "nearbyint": torch.round, "nextafter": torch.nextafter, "pow": torch.pow,
     "powi": torch.pow, "rint": torch.round, "rsqrt": torch.rsqrt, "signbit": torch.signbit,

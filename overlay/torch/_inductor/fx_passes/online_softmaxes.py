@@ -3,7 +3,8 @@ Online softmaxes whose tensor would be read again.
 
 Upstream scales a softmax behind its maximum, by a temperature or what caps the logits. Then the
 maximum is a loop of its own, and what the logits are of is computed again. Longer rows than a
-persistent kernel of upstream's holds stay as they are, and have one loop for both.
+persistent kernel of upstream's holds are scaled first, and have one loop for both. The product is
+rounded, so that it is what its maximum is of.
 
 A loss that has a logsumexp beside a cross entropy has two of one tensor. The second would be
 computed in the loop behind the first one.
@@ -21,12 +22,12 @@ from typing import Any, cast, Optional
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import config
 from ..inductor_prims import prepare_softmax_online
 from ..looped_rows import SHORT_ROW
 from ..pattern_matcher import CallFunction, KeywordArg, MULTIPLE
+from ..rounded_product import rounded_product
 from ..row_program import UPSTREAM_COLUMNS
 from .inserted import insert_like
 
@@ -59,34 +60,32 @@ SUMS_OF_ALL = (aten.sum.default, aten.mean.default)
 def is_online_softmax(shifted: Node) -> bool:
     """
     Whether ``shifted``, a tensor less its maximum over a dimension, is of a softmax whose maximum
-    and sum one loop computes.
+    and sum one loop computes, as ``prepare_softmax_pattern`` finds them.
     """
     x, most = cast(tuple[Node, Node], shifted.args)
     value = x.meta["val"]
     # dimensions, and whether they are kept
-    dims, *kept = cast(tuple[list[int], bool], most.args[1:])
+    reduced = most.args[1:]
     is_online = config.online_softmax and config.cuda_backend == "triton"
-    if value.device.type != "cuda" or not is_online or len(dims) != 1 or kept != [True]:
+    dims = cast(list[int], reduced[0])
+    if value.device.type != "cuda" or not is_online or not value.ndim or len(dims) != 1:
         return False
-    if statically_known_true(value.shape[dims[0]] <= UPSTREAM_COLUMNS):
+    columns = value.shape[dims[0]]
+    if not isinstance(columns, int) or columns <= UPSTREAM_COLUMNS:
         return False
-    sums = (
-        total
+    return reduced[1] is True and any(
+        total.target is SUMS[0] and total.args[1:] == reduced
         for exponential in shifted.users
         if exponential.target is aten.exp.default
         for total in exponential.users
-        if total.target is SUMS[0]
-    )
-    return any(
-        [each % value.ndim for each in cast(list[int], total.args[1])]
-        == [dims[0] % value.ndim]
-        for total in sums
     )
 
 
 def simplify_online_softmaxes(graph: Graph) -> None:
     """Read a tensor once for all online softmaxes over a dimension, and sums of their logarithm."""
     merge_online_softmaxes(graph)
+    for node in graph.find_nodes(op="call_function", target=prepare_softmax_online):
+        round_product(unconverted(node.args[0]))
     if not config.emulate_precision_casts:
         for target in (*SUMS, *SUMS_OF_ALL):
             for node in graph.find_nodes(op="call_function", target=target):
@@ -112,6 +111,34 @@ def merge_online_softmaxes(graph: Graph) -> None:
             graph.erase_node(node)
         else:
             first[key] = node
+
+
+def round_product(x: Node) -> None:
+    """Round ``x``, if it is a product, before its maximum is subtracted from it."""
+    if x.target not in (aten.mul.Tensor, aten.div.Tensor):
+        return
+    (a, b), factor = x.args, 1.0
+    if isinstance(a, (int, float)) and x.target is aten.mul.Tensor:
+        a, b = b, a
+    if isinstance(b, (int, float)):
+        if x.target is aten.div.Tensor and b == 0:
+            return
+        factor, b = float(b if x.target is aten.mul.Tensor else 1 / b), None
+    elif x.target is aten.div.Tensor:
+        return  # which nothing is contracted with
+    given = (a,) if b is None else (a, b)
+    if not all(
+        isinstance(each, Node) and isinstance(each.meta["val"], torch.Tensor)
+        for each in given
+    ):
+        return
+    with x.graph.inserting_before(x):
+        product = insert_like(x, rounded_product, a, b, factor)
+    if product.meta["val"].dtype != x.meta["val"].dtype:
+        x.graph.erase_node(product)
+        return
+    x.replace_all_uses_with(product)
+    x.graph.erase_node(x)
 
 
 def sum_type(x: Node, columns: int) -> Optional[torch.dtype]:
