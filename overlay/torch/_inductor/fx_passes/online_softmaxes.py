@@ -4,7 +4,7 @@ Online softmaxes whose tensor would be read again.
 Upstream scales a softmax behind its maximum, by a temperature or what caps the logits. Then the
 maximum is a loop of its own, and what the logits are of is computed again. Longer rows than a
 persistent kernel of upstream's holds are scaled first, and have one loop for both. The product is
-rounded, so that it is what its maximum is of.
+rounded, so that it is what its maximum is of, in the backward as well.
 
 A loss that has a logsumexp beside a cross entropy has two of one tensor. The second would be
 computed in the loop behind the first one.
@@ -52,6 +52,9 @@ LOG_SOFTMAX = of_any_users(
     ),
 )
 HALF_TYPES = (torch.float16, torch.bfloat16)
+SCALES = (aten.mul.Tensor, aten.div.Tensor)
+# Marks those, among their metadata, of which a maximum is subtracted.
+ROUNDED = "inductor_rounded_product"
 # Of the values of their first argument, by the dimensions that they are over.
 SUMS = (aten.sum.dim_IntList, aten.mean.dim)
 SUMS_OF_ALL = (aten.sum.default, aten.mean.default)
@@ -81,11 +84,22 @@ def is_online_softmax(shifted: Node) -> bool:
     )
 
 
+def is_scaled_first(shifted: Node) -> bool:
+    """Whether ``shifted`` is as it is what ``is_online_softmax`` says. Then its product is marked:
+    the partitioner keeps the mark, whichever graph computes it."""
+    is_online = is_online_softmax(shifted)
+    if is_online:
+        unconverted(cast(Node, shifted.args[0])).meta[ROUNDED] = True
+    return is_online
+
+
 def simplify_online_softmaxes(graph: Graph) -> None:
     """Read a tensor once for all online softmaxes over a dimension, and sums of their logarithm."""
     merge_online_softmaxes(graph)
-    for node in graph.find_nodes(op="call_function", target=prepare_softmax_online):
-        round_product(unconverted(node.args[0]))
+    for target in SCALES:
+        for node in graph.find_nodes(op="call_function", target=target):
+            if node.meta.get(ROUNDED):
+                round_product(node)
     if not config.emulate_precision_casts:
         for target in (*SUMS, *SUMS_OF_ALL):
             for node in graph.find_nodes(op="call_function", target=target):
@@ -114,9 +128,7 @@ def merge_online_softmaxes(graph: Graph) -> None:
 
 
 def round_product(x: Node) -> None:
-    """Round ``x``, if it is a product, before its maximum is subtracted from it."""
-    if x.target not in (aten.mul.Tensor, aten.div.Tensor):
-        return
+    """Round ``x``, a product, before its maximum is subtracted from it."""
     (a, b), factor = x.args, 1.0
     if isinstance(a, (int, float)) and x.target is aten.mul.Tensor:
         a, b = b, a
