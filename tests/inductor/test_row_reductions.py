@@ -713,11 +713,18 @@ class LateLoadsTest(UnalignedRowsTestCase):
     def test_layer_norms_that_store_a_sum(self, columns):
         """Of half types: no mask is between its loads. Others have them as they were."""
 
-        def rows_are_masked(norm, dtype):
+        def added(norm):
             def f(x, y, weight):
                 total = x + y
                 return total, norm(total, total.shape[-1:], weight[0])
 
+            return f
+
+        def with_statistics(x, weight, bias):
+            rows = x.shape[-1:]
+            return torch.native_layer_norm(x, rows, weight[0], bias[0], 1e-5)
+
+        def rows_are_masked(f, dtype):
             args = [torch.randn(7, columns, device=GPU_TYPE).to(dtype) for _ in range(3)]
             actual, code = self.compile(f, args)
             expect = f(*(arg.double() for arg in args))
@@ -730,8 +737,9 @@ class LateLoadsTest(UnalignedRowsTestCase):
             getattr(torch.nn.functional, name) for name in ("layer_norm", "rms_norm")
         )
         for dtype in (torch.bfloat16, torch.float16):
-            self.assertFalse(rows_are_masked(layer_norm, dtype))
-            self.assertTrue(rows_are_masked(rms_norm, dtype))
+            self.assertFalse(rows_are_masked(added(layer_norm), dtype))
+            self.assertTrue(rows_are_masked(added(rms_norm), dtype))
+            self.assertTrue(rows_are_masked(with_statistics, dtype))
 
     @parametrize("f", (weighted_norm, affine_norm, gated_weighted_norm))
     def test_long_rows_of_words(self, f):

@@ -130,6 +130,7 @@ class Loops:
     vectors: whether all rows that are loaded are of full precision and in whole vectors
     doubles: whether one is of more than four bytes
     stores_last: whether no loop but the last one stores
+    stored: tensors of which each column stores an element
     registers_per_sm: of the device
     """
 
@@ -153,6 +154,7 @@ class Loops:
     vectors: bool = False
     doubles: bool = False
     stores_last: bool = False
+    stored: int = 1
     registers_per_sm: int = DeviceModel.registers_per_sm
 
     def registers(self, num_warps: int, programs: int = 1) -> int:
@@ -348,7 +350,7 @@ class Loops:
 
     @property
     def stores_sum(self) -> bool:
-        """Whether a row of up to ``WIDE_COLUMNS`` is stored before its last loop, and summed."""
+        """Whether a row of up to ``WIDE_COLUMNS`` is summed, and not all stored in its last loop."""
         return self.sums and not self.stores_last and self.padded <= WIDE_COLUMNS
 
     @property
@@ -357,7 +359,7 @@ class Loops:
         LayerNorm of half types that stores the sum which it normalizes, and an unaligned row
         with functions to wait for, of one tensor, or of a norm that loads a column at a time.
         Else ptxas takes as many registers that an SM has fewer programs."""
-        if self.stores_sum and self.again.welford and not self.is_words:
+        if self.stores_sum and self.stored > 1 and self.again.welford and not self.is_words:
             return True
         gains = self.streams == 1 or (self.is_norm and self.vector == 1)
         return self.unaligned and self.functions and not self.branches and gains
@@ -419,6 +421,7 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         return None
     stats = features.memory_stats()
     loaded, stored = stats.persistent.reads.dim[-1], stats.persistent.writes.dim[-1]
+    of_columns = stored.count_per_thread - stored.count_per_thread_broadcast
     arithmetic = not has_function(features, *FUNCTIONS)
     stores_last = not any(each.count_per_thread for each in stats.looped.writes.loop[:-1])
     rnumel = int(features.reduction_numel)
@@ -446,8 +449,9 @@ def loops(features: SIMDKernelFeatures) -> Optional[Loops]:
         vectors=vectors,
         doubles=has_rows_of_doubles(features),
         stores_last=stores_last,
+        stored=of_columns,
         across=across,
-        turned=across and stored.count_per_thread > stored.count_per_thread_broadcast,
+        turned=across and of_columns > 0,
         together=rows_together(features) if across else None,
         registers_per_sm=DeviceModel.of(device).registers_per_sm,
     )
