@@ -724,6 +724,11 @@ class LateLoadsTest(UnalignedRowsTestCase):
             rows = x.shape[-1:]
             return torch.native_layer_norm(x, rows, weight[0], bias[0], 1e-5)
 
+        def of_channels(x, y, weight):
+            """Batch norms, whose weights are of rows."""
+            total = x + y
+            return total, torch.nn.functional.layer_norm(total, x.shape[-1:]) * weight[:, :1]
+
         def rows_are_masked(f, dtype):
             args = [torch.randn(7, columns, device=GPU_TYPE).to(dtype) for _ in range(3)]
             actual, code = self.compile(f, args)
@@ -740,6 +745,7 @@ class LateLoadsTest(UnalignedRowsTestCase):
             self.assertFalse(rows_are_masked(added(layer_norm), dtype))
             self.assertTrue(rows_are_masked(added(rms_norm), dtype))
             self.assertTrue(rows_are_masked(with_statistics, dtype))
+            self.assertTrue(rows_are_masked(of_channels, dtype))
 
     @parametrize("f", (weighted_norm, affine_norm, gated_weighted_norm))
     def test_long_rows_of_words(self, f):

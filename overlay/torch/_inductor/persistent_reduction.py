@@ -359,7 +359,8 @@ class Loops:
         LayerNorm of half types that stores the sum which it normalizes, and an unaligned row
         with functions to wait for, of one tensor, or of a norm that loads a column at a time.
         Else ptxas takes as many registers that an SM has fewer programs."""
-        if self.stores_sum and self.stored > 1 and self.again.welford and not self.is_words:
+        stores_its_sum = self.is_norm and self.stores_sum and self.stored > 1
+        if stores_its_sum and self.again.welford and not self.is_words:
             return True
         gains = self.streams == 1 or (self.is_norm and self.vector == 1)
         return self.unaligned and self.functions and not self.branches and gains
