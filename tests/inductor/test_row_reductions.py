@@ -3079,7 +3079,7 @@ class ScaledSoftmaxTest(OnlineLoopsTestCase):
     def test_which(self):
         """Of more columns than upstream holds, the dimension of the sum, and no other maxima."""
 
-        def maxima_of(f, *shape, **options):
+        def maxima_of(f, *shape):
             found = []
 
             def spy(shifted):
@@ -3088,10 +3088,7 @@ class ScaledSoftmaxTest(OnlineLoopsTestCase):
 
             x = torch.randn(shape, device=GPU_TYPE)
             is_online_softmax = online_softmaxes.is_online_softmax
-            with (
-                inductor_config.patch(options),
-                mock.patch.object(online_softmaxes, "is_online_softmax", spy),
-            ):
+            with mock.patch.object(online_softmaxes, "is_online_softmax", spy):
                 actual, _ = self.compiled(f, x)
             self.assertEqual(actual, f(x.double()).float())
             return found
