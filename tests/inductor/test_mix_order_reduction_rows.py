@@ -15,6 +15,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import metrics, mix_order_plan
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen import triton_mix_order
 from torch._inductor.mix_order_pressure import Pressure
 from torch._inductor.mix_order_row_cost import RowCost
 from torch._inductor.mix_order_row_loop import RowSplit
@@ -237,6 +238,40 @@ class PersistentRowsTest(MixOrderTestCase):
         self.assertIn("num_stages=NUM_STAGES", self.kernel(code)[1].partition("\n")[0])
         (_, _, num_stages), *_ = self.row_split(code)["row_tiles"]
         self.assertGreater(num_stages, 1)
+
+    @parametrize("ends_stages", (False, True))
+    def test_bounds_of_gathered_rows_are_asserted_after_the_loop(self, ends_stages):
+        """Where Triton has no stages for a loop that asserts."""
+
+        def f(x, table, index):
+            y = x * table[index]
+            return y * y.sum(-1, keepdim=True), y.sum(0)
+
+        index = torch.arange(133, device=GPU_TYPE) % 64 - 32
+        with patch.object(triton_mix_order, "ASSERTS_END_STAGES", ends_stages):
+            args = randn(133, 96), randn(64, 96), index
+            code = self.check(f, *args, fx_graph_cache=False)
+        (_, _, num_stages), *_ = self.row_split(code)["row_tiles"]
+        self.assertGreater(num_stages, 1)
+        asserted = re.findall(r"\n( *)tl.device_assert\((.*), \"index out of bounds", code)
+        indent, condition = asserted[0]
+        self.assertEqual(condition == "in_bounds0", ends_stages)
+        self.assertEqual(len(indent), 4 if ends_stages else 8)
+        self.assertEqual(len(asserted), 1)
+
+    def test_bounds_of_scattered_rows_are_asserted_before_they_are_stored(self):
+        def f(table, x, index):
+            y = x - x.mean(-1, keepdim=True)
+            return table.index_put((index,), y), x.sum(0)
+
+        index = torch.arange(133, device=GPU_TYPE).flip(0) - 133
+        with patch.object(triton_mix_order, "ASSERTS_END_STAGES", True):
+            args = torch.zeros(133, 96, device=GPU_TYPE), randn(133, 96), index
+            code = self.check(f, *args, fx_graph_cache=False)
+        loop = self.kernel(code)[1]
+        asserted, stored = (loop.index(each) for each in ("device_assert(", "tl.store("))
+        self.assertLess(asserted, stored)
+        self.assertNotIn("in_bounds0", code)
 
     # a padded tile loads less
     @parametrize("columns,stages", ((640, 4), (1024, 3), (5120, 4), (8192, 3)))

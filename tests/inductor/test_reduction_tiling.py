@@ -253,6 +253,29 @@ class BlockReductionTileTest(BlockReductionTestBase):
         self.assertEqual(self.tile(code), tile)
         self.assertEqual(self.alignment(code), 4)
 
+    def hints(self, code):
+        """The eviction policies of its loads."""
+        loads = [line for line in code.splitlines() if "tl.load(in_ptr" in line]
+        found = [re.search(r"eviction_policy='evict_(\w+)'", line) for line in loads]
+        return [each and each[1] for each in found]
+
+    @on_cuda
+    def test_what_the_cache_keeps(self):
+        """What is read, where as much is stored and it is more than the cache has."""
+        x, options = randn(1024, 64, dtype=torch.bfloat16), {"fx_graph_cache": False}
+
+        def largest(x):
+            return (x.t().contiguous().reshape(64, -1, 32).abs().amax(-1),)
+
+        def hints(f, l2_bytes):
+            torch._dynamo.reset()
+            metrics.reset()
+            with mock.patch.object(DeviceModel, "l2_bytes", l2_bytes):
+                return self.hints(self.check(f, x, **options))
+
+        self.assertEqual(hints(scale_other, 1), ["last"])
+        self.assertEqual(hints(largest, 1), hints(largest, 2**40))
+
     def test_off(self):
         options = {"triton.block_reduction_tiles": False}
         code = self.check(scale_other, randn(128, 32), **options)

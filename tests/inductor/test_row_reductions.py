@@ -518,6 +518,163 @@ def weighted_norm_backward(x, grad, weight):
     return grad - x * (grad * x).mean(-1, keepdim=True)
 
 
+@on_cuda
+@instantiate_parametrized_tests
+class ReadEvictionTest(TestCase):
+    """What the L2 cache keeps of rows that move more bytes than it has."""
+
+    def hints(self, f, *args, l2_bytes=1, **options):
+        """The eviction policies of the loads of the inputs."""
+        torch._dynamo.reset()
+        options = {**LONG, "fx_graph_cache": False, **options}
+        with (
+            inductor_config.patch(options),
+            mock.patch.object(DeviceModel, "l2_bytes", l2_bytes),
+        ):
+            actual, code = run_and_get_code(torch.compile(f, fullgraph=True), *args)
+        self.assertEqual(actual, f(*args))
+        loads = re.findall(r"tl\.load\((in_ptr\d+|in_out_ptr\d+) \+ .*", "\n".join(code))
+        lines = [line for line in "\n".join(code).splitlines() if "tl.load(in_" in line]
+        self.assertEqual(len(loads), len(lines))
+        found = [re.search(r"eviction_policy='evict_(\w+)'", line) for line in lines]
+        return [each and each[1] for each in found]
+
+    def rows(self, columns=2048, dtype=torch.float32):
+        return torch.randn(6, columns, device=GPU_TYPE, dtype=dtype)
+
+    def test_rows_that_are_stored(self):
+        self.assertEqual(self.hints(lambda x: torch.softmax(x, -1), self.rows()), ["last"])
+
+    def test_as_many_bytes_are_stored(self):
+        def f(x, y):
+            total = x + y
+            return total, total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1)
+
+        x = self.rows(dtype=torch.float16)
+        self.assertEqual(self.hints(f, x.float(), x.float()), ["last"] * 2)
+        kept = self.hints(lambda x: softmax_of_floats(x).float(), x)
+        self.assertEqual(kept, ["last"])
+
+    def test_fewer_bytes_are_stored(self):
+        self.assertEqual(self.hints(gated_norm, self.rows(), self.rows()), [None] * 2)
+        halved = self.hints(lambda x: torch.softmax(x, -1).half(), self.rows())
+        self.assertEqual(halved, [None])
+
+    def test_nothing_of_a_row_is_stored(self):
+        self.assertEqual(self.hints(lambda x: x.amax(-1), self.rows(512)), ["first"])
+
+    def test_what_rows_share(self):
+        """Every row reads it."""
+        args = self.rows(512), self.rows(512)[:1]
+        self.assertEqual(self.hints(scaled_norm, *args), ["last", "last"])
+        largest = self.hints(lambda x, w: (x * w[0]).amax(-1), *args)
+        self.assertEqual(largest, ["first", "last"])
+
+    def test_what_some_rows_share(self):
+        """A line of it is read for each of them."""
+
+        def f(x, y):
+            return (x[:, None] * y).amax(-1)
+
+        x, y = self.rows(512), torch.randn(6, 3, 512, device=GPU_TYPE)
+        self.assertEqual(self.hints(f, x, y), ["last", "first"])
+        masked = self.hints(lambda x, y: (x + y).amax(-1), y[0], y)
+        self.assertEqual(masked, ["last", "first"])
+
+        def repeated(x):
+            return x.repeat_interleave(2, 0).amax(-1)
+
+        self.assertEqual(self.hints(repeated, x), self.hints(repeated, x, l2_bytes=2**40))
+
+    def test_windows(self):
+        """They overlap."""
+
+        def f(x):
+            return torch.softmax(x.unfold(-1, 512, 16), -1)
+
+        x = torch.randn(4096, device=GPU_TYPE)
+        self.assertEqual(self.hints(f, x), self.hints(f, x, l2_bytes=2**40))
+
+    def test_all_reads_count(self):
+        """Also those of one tensor."""
+
+        def halves(x):
+            return torch.softmax(x[:, :512] * x[:, 512:], -1)
+
+        self.assertEqual(self.hints(halves, self.rows(1024)), [None] * 2)
+
+    def test_parts_of_a_row(self):
+        """What is masked is not read."""
+
+        def f(x, y):
+            return torch.softmax(torch.cat([x, y], -1), -1)
+
+        args = self.rows(512), self.rows(512)
+        self.assertEqual(self.hints(f, *args), self.hints(f, *args, l2_bytes=2**40))
+
+    def test_every_other_column(self):
+        """Half of each line is of no use."""
+
+        def f(x):
+            return torch.softmax(x[:, ::2], -1)
+
+        x = self.rows(1024)
+        self.assertEqual(self.hints(f, x), self.hints(f, x, l2_bytes=2**40))
+
+    def test_scans(self):
+        """They were not measured."""
+
+        def f(x):
+            return x.exp().cumsum(-1)
+
+        x = self.rows(512)
+        self.assertEqual(self.hints(f, x), self.hints(f, x, l2_bytes=2**40))
+
+    @parametrize("columns", (1237, 3001))
+    def test_unaligned_rows(self, columns):
+        x = self.rows(columns, torch.float16)
+        self.assertEqual(self.hints(softmax_of_floats, x), [None])
+
+    def test_gathered_rows(self):
+        """Which of them are read, and how often, is not known."""
+
+        def f(x, index):
+            return torch.softmax(x[index], -1)
+
+        index = torch.tensor([1, 1, 0, 5], device=GPU_TYPE)
+        hints = self.hints(f, self.rows(), index)
+        self.assertEqual(hints, self.hints(f, self.rows(), index, l2_bytes=2**40))
+
+    def test_what_the_cache_has(self):
+        """A kernel of fewer bytes than twice the cache has is as upstream has it."""
+        x = self.rows()
+        moved = 2 * x.nbytes
+
+        def f(x):
+            return torch.softmax(x, -1)
+
+        self.assertEqual(self.hints(f, x, l2_bytes=moved // 2), ["last"])
+        upstream = self.hints(f, x, l2_bytes=2**40)
+        self.assertNotEqual(upstream, ["last"])
+        self.assertEqual(self.hints(f, x, l2_bytes=moved // 2 + 1), upstream)
+        self.assertEqual(self.hints(f, x, l2_bytes=0), upstream)
+
+    def test_dynamic_rows(self):
+        """As many as the first call has."""
+        x = self.rows()
+        torch._dynamo.mark_dynamic(x, 0)
+        self.assertEqual(self.hints(lambda x: torch.softmax(x, -1), x), ["last"])
+
+    def test_loops(self):
+        """They read a row again."""
+        x = self.rows(40000)
+
+        def f(x):
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1)
+
+        self.assertEqual(self.hints(f, x), self.hints(f, x, l2_bytes=2**40))
+
+
 class UnalignedRowsTestCase(TestCase):
     """As if few rows were fewer than five."""
 

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "ASSERTS_END_STAGES",
     "WARPS_ALONG_INNERMOST",
     "optimization_hint",
     "place_as",
     "why_kept_apart",
 ]
+
+# Whether Triton, 3.6 here, gives a loop that asserts no stages.
+ASSERTS_END_STAGES = False
 
 # Whether Triton, 3.6 here, has the warps of a load along the innermost of the dimensions
 # that it does not read along; otherwise along the outermost.

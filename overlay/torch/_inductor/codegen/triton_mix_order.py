@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, TYPE_CHECKING, Union
+from typing import Any, Optional, TYPE_CHECKING, Union
 from unittest import mock
 
 import sympy
@@ -21,6 +21,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.functions import CeilDiv
 
 from .. import config, ir
+from ..dependencies import MemoryDep
 from ..mix_order_debug import debug_options
 from ..mix_order_prefetch import codegen_prefetch, note_rows
 from ..mix_order_reduction import (
@@ -37,6 +38,7 @@ from ..mix_order_row_loop import (
     takes_turns,
 )
 from ..mix_order_row_values import codegen_word_load, loads_words
+from ..upstream_names import ASSERTS_END_STAGES
 from ..utils import IndentedBuffer, triton_type
 from ..vector_width import even_vectors, row_vectors
 from ..virtualized import V
@@ -70,6 +72,16 @@ def choose_kernel(
     return MixOrderKernel if kwargs.get("mix_order_reduction") else kernel_type
 
 
+def stores_indirectly(features: SIMDKernelFeatures) -> bool:
+    """Whether a kernel stores, or adds, by an index that it loads or computes."""
+    return any(
+        write.is_indirect()
+        for node in features.scheduler_nodes()
+        for write in node.read_writes.writes
+        if isinstance(write, MemoryDep)
+    )
+
+
 @dataclasses.dataclass
 class MixOrderPartial(PartialAccumulate):
     """``dtype``: of the accumulator, and of the workspace."""
@@ -87,6 +99,8 @@ class MixOrderKernel(TritonKernel):
         **kwargs: Any,
     ) -> None:
         self.row_split = split_size if isinstance(split_size, RowSplit) else None
+        # (condition, the rest of its assertion): the variable that says whether all rows meet it
+        self.noted_bounds: dict[tuple[str, str], str] = {}
         # what of an iteration was written out before its rows' reductions were known
         self.earlier_row_passes = IndentedBuffer()
         self.row_pass = 0
@@ -248,6 +262,36 @@ class MixOrderKernel(TritonKernel):
         if debug_options().expand_row_invariants:
             row_vectors(attributes, signature, self.features)
 
+    def indirect_assert(
+        self,
+        var: Union[TritonCSEVariable, str],
+        lower: Optional[str],
+        upper: Optional[str],
+        mask: Optional[Union[TritonCSEVariable, str]] = None,
+    ) -> str:
+        """
+        The line that asserts the bounds of an index; or, of a row's in a loop that would lose its
+        stages, the line that notes them. They are asserted after the loop, when what a row gathers
+        was loaded, as it is where a loop with stages asserts. Nothing is stored by an index then.
+        """
+        line = super().indirect_assert(var, lower, upper, mask)
+        row = self.cse.varname_map.get(str(var))
+        if (
+            not ASSERTS_END_STAGES
+            or self.row_split is None
+            or self.row_split.num_stages == 1
+            or stores_indirectly(self.features)
+            or row is None
+            or [*map(str, row.shape or ())] != ["XBLOCK", "1"]
+            or mask not in (None, "xmask")
+        ):
+            return line
+        condition, text = line.removeprefix(f"{self.assert_function}(").split(', "')
+        name = self.noted_bounds.setdefault(
+            (condition, text), f"in_bounds{len(self.noted_bounds)}"
+        )
+        return f"{name} = {name} & ({condition})"
+
     def codegen_body(self) -> None:
         """Write the partial accumulators, the loop over rows that adds to them, stores."""
         row = (self.loads, self.compute, self.stores, self.post_loop_combine)
@@ -262,6 +306,8 @@ class MixOrderKernel(TritonKernel):
                 zip(self.saved_partial_accumulate, identities)
             )
         ]
+        for name in self.noted_bounds.values():
+            self.body.writeline(f"{name} = tl.full([XBLOCK, 1], True, tl.int1)")
         loop, step = row_loop(self.row_split)
         self.body.writelines(loop)
         with self.body.indent():
@@ -281,6 +327,8 @@ class MixOrderKernel(TritonKernel):
                 accumulators, self.saved_partial_accumulate, identities
             ):
                 self._codegen_accumulate(accumulator, partial, identity)
+        for (_, text), name in self.noted_bounds.items():
+            self.body.writeline(f'{self.assert_function}({name}, "{text}')
         for i, (partial, identity) in enumerate(
             zip(self.saved_partial_accumulate, identities)
         ):
