@@ -90,8 +90,8 @@ class DeviceModel:
     l2_passed: float = 2
     """Of the L2 cache, the bytes that a kernel moves with which the next one finds none of them
     there: of 1.3 times as many a softmax of a softmax finds some, of 2.6 none. Persistent
-    reductions of so many, 71 of shapes drawn by a rule, are 0.96 to 0.99 as long on an H200 if what they
-    read stays (``read_eviction``). Of another: the same."""
+    reductions that move as much or more, and store half of it, take 0.96 to 1.01 of the time on
+    an H200 if what they read stays (66 kernels; ``read_eviction``). Of another: the same."""
 
     set_stride_bytes: int = 2048
     """Bytes from one column to the next, of which a multiple is slow for a tile of several rows

@@ -2,10 +2,10 @@
 What the L2 cache is to keep of what a persistent reduction reads.
 
 A line of it is read once, so the policy of such a load should not matter, and upstream has none,
-or, from 2.15 on, ``evict_first``. But what a kernel stores leaves the cache as well. Where it
-stores as much as it reads, an H200 takes 0.96 to 0.99 of the time if what was read stays for
-longer, and 1.01 to 1.05 if it goes first. Where it stores less, that is 1.02 to 1.17, and where it
-stores nothing of a row, 0.96 to 0.98. Unaligned rows are slower by either.
+or, in 2.15, ``evict_first``. But what a kernel stores leaves the cache as well. Where it stores as
+much as it reads, an H200 takes 0.98 of the time if what was read stays for longer, and 1.03 if it
+goes first, in the geometric mean. Where it stores less, the latter is 1.04, and where it stores
+nothing of a row, 0.98. Unaligned rows gain by neither.
 
 Of fewer bytes the cache has some left for the kernel that is next, which is upstream's to say.
 """
