@@ -222,7 +222,7 @@ def in_lab_selected(loss):
     return sizes
 
 
-def in_lab_attention(dtype, mask, head_dim, bias_grad=False):
+def in_lab_attention(dtype, mask, head_dim, bias_grad=False, heads_last=False):
     """The operator that attention of CUDA tensors comes down to."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -237,6 +237,8 @@ def in_lab_attention(dtype, mask, head_dim, bias_grad=False):
     with FakeTensorMode():
         q = torch.empty(2, 4, 128, head_dim, dtype=getattr(torch, dtype), device="cuda")
         bias = torch.empty(2, 4, 128, 128, dtype=q.dtype, device="cuda") if mask else None
+        if heads_last:
+            bias = torch.empty(128, 128, 4, dtype=q.dtype, device="cuda").permute(2, 0, 1)
         if bias_grad:
             bias.requires_grad_()
         with Watch():
@@ -333,9 +335,15 @@ def test_attention_follows_dtype_mask_and_head_dimension(a100, dtype, mask, head
 
 @pytest.mark.parametrize(("gradient", "kernel"), [(False, "cudnn"), (True, "efficient")])
 def test_the_gradient_of_a_bias_needs_another_kernel(h200, gradient, kernel):
-    """As T5's of relative positions: cuDNN has none."""
+    """cuDNN has none."""
     found = h200("attention", "bfloat16", True, 64, gradient)
     assert found == f"_scaled_dot_product_{kernel}_attention"
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_bias_whose_heads_are_adjacent_has_no_fused_kernel(h200, gradient):
+    """As T5's of relative positions."""
+    assert h200("attention", "bfloat16", True, 64, gradient, True) == "math"
 
 
 def test_what_a_branch_asks_of_values_is_not_so(h200):

@@ -584,6 +584,23 @@ class ReadEvictionTest(TestCase):
 
         self.assertEqual(self.hints(repeated, x), self.hints(repeated, x, l2_bytes=2**40))
 
+    def test_what_a_batch_shares(self):
+        """It would go, if the rows beside it were to stay."""
+
+        def f(x, positions):
+            total = x + positions
+            return total, torch.softmax(total, -1)
+
+        def hints(positions, **options):
+            x = torch.randn(2, positions, 2048, device=GPU_TYPE)
+            return self.hints(f, x, torch.randn(positions, 2048, device=GPU_TYPE), **options)
+
+        self.assertEqual(hints(3), ["last", "last"])
+        device = DeviceModel.of(DeviceProperties.create(torch.device(GPU_TYPE)))
+        rows = device.shared_memory_kib * 1024 // (2048 * 4)
+        self.assertEqual(hints(rows)[0], "last")
+        self.assertEqual(hints(rows + 1), hints(rows + 1, l2_bytes=2**40))
+
     def test_windows(self):
         """They overlap."""
 
@@ -746,6 +763,24 @@ class ShortRowsTest(UnalignedRowsTestCase):
         check(130, (32, 8))
         check(300, (8, 4))
         check(128, None)
+
+    @parametrize("columns", (769, 900, 1024))
+    @parametrize("dtype", (torch.bfloat16, torch.float32))
+    def test_few_rows_of_a_warp(self, columns, dtype):
+        """Half of an SM would be idle, with a warp each."""
+        small = DeviceModel(sms=1, memory_GBs=36.4)
+        plan = "'launch_plan': {'num_warps': 2}"
+
+        def code_of(rows, columns, **options):
+            with mock.patch.object(DeviceModel, "of", return_value=small):
+                return self.compile_rows(rms_norm, rows, columns, dtype, 4, **options)
+
+        for rows in (3, 15):
+            self.assertIn(plan, code_of(rows, columns))
+        for rows in (2, 16):
+            self.assertNotIn(plan, code_of(rows, columns))
+        self.assertNotIn(plan, code_of(15, 768))
+        self.assertNotIn(plan, code_of(15, columns, dynamic=True))
 
     def test_as_ever(self):
         """Few rows, more bytes of each, short rows that are tuned, and an unknown GPU."""
@@ -1290,14 +1325,32 @@ class RowsReadAcrossTest(BroadcastTestCase):
             distance + 10 * j: sizes,
             position + 10 * j: (8, 6),
             FloorDiv(j, 6) + k: sizes,
-            i + 8 * j: (8, 6),  # of several columns each
+            # a bias by head: rows beside one another have no line in common
+            i + 8 * k + 64 * j: sizes,
+            i + 8 * j: (8, 42),
+            i + 9 * j: (8, 6),  # of several columns each
             i: (48,),
         }
-        with V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
-            for expected, indices in ((True, across), (False, along)):
-                for index, ranges in indices.items():
-                    dep = MemoryDep("buf", index, (i, j, k)[: len(ranges)], ranges)
-                    self.assertEqual(lies_across(elements, dep), expected, index)
+        # of columns that are of two dimensions, which a variable of rows may have as well
+        of_two = SimpleNamespace(numel=sympy.Integer(64), reduction_numel=sympy.Integer(42))
+        groups = 384 * i + j + 64 * k  # as of channels last
+        graph = SimpleNamespace(sizevars=SizeVarAllocator(), get_dtype=lambda _: torch.float32)
+        with V.set_graph_handler(graph):
+
+            def check(features, index, ranges, expected):
+                dep = MemoryDep("buf", index, (i, j, k)[: len(ranges)], ranges)
+                self.assertEqual(lies_across(features, dep), expected, index)
+
+            for index, ranges in across.items():
+                check(elements, index, ranges, True)
+            for index, ranges in along.items():
+                check(elements, index, ranges, False)
+            check(of_two, i + 64 * k + 448 * j, (64, 6, 7), True)
+            check(of_two, i + 64 * k, (64, 6, 7), True)
+            check(of_two, groups, (2, 6 * 32, 7), True)
+            check(of_two, groups, (2, 8 * 21, 16), False)
+            of_eight = SimpleNamespace(numel=sympy.Integer(64), reduction_numel=sympy.Integer(56))
+            check(of_eight, groups, (2, 8 * 32, 7), False)
 
     def test_few_rows(self):
         """Some SMs would have none. A program of one is a loop or not, as upstream has it."""

@@ -31,10 +31,9 @@ from .block_reduction_tile import (
     BlockReductionTile,
     ELEMENTS_PER_THREAD,
     main_accesses,
-    SECTOR_BYTES,
 )
 from .device_model import DeviceModel, LINE_BYTES
-from .row_accesses import HALF_BYTES
+from .row_accesses import HALF_BYTES, SECTOR_BYTES
 from .runtime.registers import all_registers, THREADS_PER_WARP
 from .runtime.runtime_utils import next_power_of_2
 from .utils import ceildiv

@@ -50,9 +50,10 @@ from .block_reduction_loops import (
     Strides,
     without_needless_modulo,
 )
-from .block_reduction_tile import may_have_tile, SECTOR_BYTES, tiles_blocks
+from .block_reduction_tile import may_have_tile, tiles_blocks
 from .device_model import DeviceModel, LINE_BYTES
 from .loop_body import LoopBody
+from .row_accesses import SECTOR_BYTES
 from .runtime.hints import DeviceProperties
 from .utils import get_dtype_size, sympy_index_symbol, sympy_product, sympy_subs
 from .virtualized import V

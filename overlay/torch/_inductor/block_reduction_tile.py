@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from .tiling_utils import CoalesceVarAnalysis, FusedNormalizedReadsWrites
 
 
-# What memory is written in.
-SECTOR_BYTES = LINE_BYTES // 4
 # Bytes that a lane loads: a warp's lanes have a line between them.
 LANE_BYTES = LINE_BYTES // THREADS_PER_WARP
 # Bytes that a program writes in a row, if it can. On an H200 blocks of 128 bytes take 5 %

@@ -13,6 +13,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.functions import FloorDiv, Max, Min, ModularIndexing
 
 from .dependencies import MemoryDep
+from .device_model import LINE_BYTES
 from .mix_order_accesses import accessed_numel
 from .utils import sympy_product
 from .vector_width import accesses, adjacent_columns, VECTOR_BYTES
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 HALF_BYTES = 2
 # Bytes of the widest elements of rows that a thread loads one or two at a time, if unaligned.
 WORD_BYTES = 4
+# Bytes of which memory reads and writes all, or none.
+SECTOR_BYTES = LINE_BYTES // 4
 # Strides of what is read in order, or backwards.
 ADJACENT = (1, -1)
 # as symbolic shapes have them, and as index expressions do
@@ -209,13 +212,37 @@ def reads_across_rows(features: SIMDKernelFeatures) -> bool:
 def lies_across(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:
     """
     Whether adjacent elements of ``dep`` are not those of adjacent columns, the innermost
-    variable, but of another's; or of an index that is loaded.
+    variable, but of another's, and the next row is in the same sector; or of an index that is
+    loaded.
     """
     *others, columns = dep.ranges or (None,)
     index = nearby(dep.index)
     if index.coeff(columns) in (0, *ADJACENT) or not moves_along_rows(features, dep):
         return False
-    return dep.is_indirect() or any(index.coeff(var) in ADJACENT for var in others)
+    if dep.is_indirect():
+        return True
+    if not any(index.coeff(var) in ADJACENT for var in others):
+        return False
+    apart = abs(row_stride(features, dep, index)) * V.graph.get_dtype(dep.name).itemsize
+    return V.graph.sizevars.statically_known_lt(apart, SECTOR_BYTES)
+
+
+def row_stride(features: SIMDKernelFeatures, dep: MemoryDep, index: sympy.Expr) -> sympy.Expr:
+    """
+    Elements from a row of ``dep``, by ``index``, to the next that does not share them. A
+    variable may be of columns and of rows, where those follow one another in memory.
+    """
+    columns, sizevars = features.reduction_numel, V.graph.sizevars
+    for var, size in reversed(dep.ranges.items()):
+        if sizevars.statically_known_multiple_of(columns, size) and columns != 1:
+            columns = columns / size
+            continue
+        if not sizevars.statically_known_multiple_of(size, columns):
+            break
+        if stride := index.coeff(var):
+            return stride * columns
+        columns = sympy.S.One
+    return sympy.oo
 
 
 def moves_along_rows(features: SIMDKernelFeatures, dep: MemoryDep) -> bool:

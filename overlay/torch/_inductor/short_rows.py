@@ -8,6 +8,9 @@ the runtime's program have fewer bytes than an SM moves meanwhile, a program has
 many rows, and warps.
 
 Rows of 192 to 255 columns that compute functions have half of the runtime's four, in one warp.
+
+Where a warp each of about 1024 columns leaves an SM room for more, as of 2048 rows, two warps have
+a row: half of the columns wait for one another.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ LEAST_PAIRED = 192
 LEAST_PROGRAMS = 16
 # Warps of a program, at most.
 MOST_WARPS = 8
+# Columns, as a share of ``UPSTREAM_COLUMNS``, of which two warps wait less than one. Of fewer they
+# wait as long for each other.
+TWO_WARPS_SHARE = 3 / 4
 
 
 def may_be_paired(features: SIMDKernelFeatures) -> bool:
@@ -61,8 +67,8 @@ def pair_of(row: Loops, rows: sympy.Expr) -> Optional[RowProgram]:
 
 
 def several_rows(features: SIMDKernelFeatures) -> Optional[RowProgram]:
-    """Those of a program that an SM begins in the time of their bytes; None where the runtime's
-    are, or nothing is known of it, or more than bytes takes the time."""
+    """Those of a program that an SM begins in the time of their bytes, or one of few rows; None
+    where the runtime's are, or nothing is known of it, or more than bytes takes the time."""
     properties = DeviceProperties.create(V.graph.get_current_device_or_throw())
     device = DeviceModel.of(properties)
     columns, rows = features.reduction_numel, features.numel
@@ -75,8 +81,12 @@ def several_rows(features: SIMDKernelFeatures) -> Optional[RowProgram]:
         return None
     of_a_warp = UPSTREAM_COLUMNS // padded
     least = max(RUNTIME_ROWS, LEAST_PROGRAMS * device.sms * of_a_warp)
-    if not V.graph.sizevars.statically_known_geq(rows, least):
-        return None
+    sizevars = V.graph.sizevars
+    if not sizevars.statically_known_geq(rows, least):
+        has_one_warp = sizevars.statically_known_gt(rows, RUNTIME_ROWS // 2)
+        is_few = has_one_warp and sizevars.statically_known_lt(rows, least)
+        is_wide = columns > TWO_WARPS_SHARE * UPSTREAM_COLUMNS
+        return RowProgram(1, 2) if is_wide and is_few else None
     stats = features.memory_stats().persistent
     row_bytes = sum(bytes_of_row(each.dim[-1]) for each in (stats.reads, stats.writes))
     moved = device.program_ns * device.memory_GBs * device.row_share / device.sms

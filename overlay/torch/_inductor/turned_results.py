@@ -19,7 +19,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from . import ir
 from .block_matrix import COLUMN, COLUMN_BLOCK, ROW, ROW_BLOCK
-from .block_reduction_tile import SECTOR_BYTES
+from .row_accesses import SECTOR_BYTES
 from .device_model import DeviceModel
 from .runtime.hints import DeviceProperties
 from .scheduler import FusedSchedulerNode, SchedulerBuffer, SchedulerNode

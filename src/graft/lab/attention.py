@@ -137,6 +137,8 @@ def _takes(
     grouped = query.size(-3) != key.size(-3) if query.dim() == 4 else False
     if any(t.dim() != 4 or t.stride(-1) != 1 for t in tensors) or (grouped and not enable_gqa):
         return False
+    if attn_mask is not None and attn_mask.stride(-1) != 1:  # T5's, permuted from (query, key, head)
+        return False
     if backend is SDPBackend.CUDNN_ATTENTION:
         return (
             torch.backends.cuda.cudnn_sdp_enabled()
