@@ -601,6 +601,10 @@ class ReadEvictionTest(TestCase):
         self.assertEqual(hints(rows)[0], "last")
         self.assertEqual(hints(rows + 1), hints(rows + 1, l2_bytes=2**40))
 
+        # rows that are read one after the other share it
+        x = torch.randn(rows + 1, 2, 2048, device=GPU_TYPE)
+        self.assertEqual(self.hints(f, x, torch.randn_like(x[:, :1])), ["last", "last"])
+
     def test_windows(self):
         """They overlap."""
 
