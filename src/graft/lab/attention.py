@@ -40,10 +40,10 @@ def describe(device: Device) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        backend = choose(device, query, key, value, attn_mask, enable_gqa)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             blocked = torch.full_like(attn_mask, -math.inf, dtype=query.dtype)
             attn_mask = torch.where(attn_mask, torch.zeros_like(blocked), blocked)
-        backend = choose(device, query, key, value, attn_mask, enable_gqa)
         aten = torch.ops.aten
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         if backend is SDPBackend.CUDNN_ATTENTION:
@@ -137,7 +137,7 @@ def _takes(
     grouped = query.size(-3) != key.size(-3) if query.dim() == 4 else False
     if any(t.dim() != 4 or t.stride(-1) != 1 for t in tensors) or (grouped and not enable_gqa):
         return False
-    if attn_mask is not None and attn_mask.stride(-1) != 1:  # T5's, permuted from (query, key, head)
+    if attn_mask is not None and attn_mask.stride(-1) != 1:  # as T5's, of [query, key, head]
         return False
     if backend is SDPBackend.CUDNN_ATTENTION:
         return (
